@@ -1,0 +1,1 @@
+//! Parts of a forward pass that several architectures share.

@@ -1,0 +1,70 @@
+//! What a graph asks of its surroundings: routed experts by (layer, ids) and rows of n-gram tables.
+//! Never says where bytes come from. The engine implements both traits over `storage`; tests implement them over memory.
+//! Surprising fact: experts are handed out in the order in which they land, but summed in router order.
+
+use crate::backend::cpu::matmul::MatView;
+use crate::units::{ExpertIdx, LayerIdx};
+
+/// A supply could not deliver. The text names file, offset, layer and expert or row; the step that asked has failed,
+/// the cache and the session stay consistent.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct SupplyError(pub Box<dyn std::error::Error + Send + Sync>);
+
+/// The three matrices of one routed expert.
+#[derive(Clone, Copy)]
+pub struct ExpertMats<'a> {
+    /// `[expert width, hidden]`.
+    pub gate: MatView<'a>,
+    /// `[expert width, hidden]`.
+    pub up: MatView<'a>,
+    /// `[hidden, expert width]`.
+    pub down: MatView<'a>,
+}
+
+/// Whether a request serves one token or a batch of rows; caches and counters treat them apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    Prefill,
+    Decode,
+}
+
+/// Routed experts of all layers.
+pub trait ExpertSupply: Send + Sync {
+    /// Most distinct experts that one lease may hold (at least the router's top-k).
+    fn lease_max(&self) -> usize;
+
+    /// Pins `ids` (distinct) of `layer` and starts, or joins, the reads of those not in memory. Returns at once.
+    fn request(
+        &self,
+        layer: LayerIdx,
+        ids: &[ExpertIdx],
+        phase: Phase,
+    ) -> Result<Box<dyn ExpertLease + '_>, SupplyError>;
+}
+
+/// A hold on requested experts; dropping it ends the hold.
+pub trait ExpertLease {
+    /// Position in the requested `ids` of an expert that is in memory and was not handed out before: present ones
+    /// first, then each as its read lands (blocks). `None` when all were handed out.
+    fn next_ready(&mut self) -> Result<Option<usize>, SupplyError>;
+
+    /// The matrices of position `index`, which `next_ready` has handed out.
+    fn mats(&self, index: usize) -> ExpertMats<'_>;
+}
+
+/// Rows of the disk-only tables (V4.1 Engram). Table numbers follow the order of the file's table layers.
+pub trait RowSupply: Send + Sync {
+    /// Bytes of one row of every table.
+    fn row_bytes(&self) -> usize;
+
+    /// Starts reading: `rows_by_table[t]` are the rows wanted of table `t`, in any order, repeats allowed; all tables go
+    /// to the drive in one deep batch. Returns at once.
+    fn submit(&self, rows_by_table: &[Vec<u64>]) -> Result<Box<dyn RowTicket + '_>, SupplyError>;
+}
+
+/// Rows under way.
+pub trait RowTicket: Send {
+    /// Waits for all rows of `table` and writes them to `out` (`[rows asked, row_bytes]`) in the order asked.
+    fn wait(&mut self, table: usize, out: &mut [u8]) -> Result<(), SupplyError>;
+}
