@@ -185,7 +185,7 @@ fn the_table_names_every_term() {
         "process at start    20.00 MiB",
         "resident weights     9.37 GiB",
         "key-value state    900.00 MiB  --ctx 32768",
-        "prefill reserve       7.00 GiB",
+        "prefill reserve      7.00 GiB",
         "6141 slots for 15360 experts (40.0 %), one token uses 240; asked 64GB",
         "leaves ",
     ] {
