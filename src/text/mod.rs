@@ -3,6 +3,8 @@
 //! spells; only a [`Segment`] that says so does.
 
 pub mod byte_alphabet;
+pub mod chat;
+pub mod json_style;
 pub mod pre_tokenizer;
 pub mod tokenizer;
 pub mod utf8_stream;
