@@ -4,7 +4,7 @@
 
 use super::Arithmetic;
 use crate::backend::cpu::pool::Pool;
-use crate::backend::cpu::simd::{self, SimdLevel};
+use crate::backend::cpu::simd::Usable;
 use crate::quant::QuantType;
 use rayon::prelude::*;
 
@@ -66,11 +66,11 @@ pub(crate) struct Row32<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct Row256<'a> {
     /// Codes, -127..=127.
-    pub codes: &'a [i8],
+    pub codes: &'a [[i8; 256]],
     /// One a block.
     pub scales: &'a [f32],
     /// Sums of 16 codes.
-    pub sums: &'a [i16],
+    pub sums: &'a [[i16; 16]],
 }
 
 /// Rows of activations prepared for one weight type; reuse one to keep its memory.
@@ -123,9 +123,9 @@ impl Activations {
     pub(crate) fn row256(&self, row: usize) -> Row256<'_> {
         let stride = self.stride;
         Row256 {
-            codes: &self.codes[row * stride..][..stride],
+            codes: self.codes[row * stride..][..stride].as_chunks().0,
             scales: &self.scales[row * (stride / 256)..][..stride / 256],
-            sums: &self.sums[row * (stride / 16)..][..stride / 16],
+            sums: self.sums[row * (stride / 16)..][..stride / 16].as_chunks().0,
         }
     }
 
@@ -159,7 +159,7 @@ impl Activations {
         }
     }
 
-    pub(super) fn fill(&mut self, level: SimdLevel, x: &[f32]) {
+    pub(super) fn fill(&mut self, level: Usable, x: &[f32]) {
         assert_eq!(x.len(), self.rows * self.cols, "{} rows of {} activations", self.rows, self.cols);
         let (form, stride) = (self.form, self.stride);
         let x = x.chunks_exact(self.cols);
@@ -173,7 +173,7 @@ impl Activations {
                 let scales = self.scales.chunks_exact_mut(stride / 32);
                 let offsets = self.offsets.chunks_exact_mut(stride / 4);
                 x.zip(codes).zip(scales.zip(offsets)).for_each(|((x, codes), (scales, offsets))| {
-                    simd::fill32(level, x, offset, codes, scales, offsets);
+                    level.fill32(x, offset, codes, scales, offsets);
                 });
             }
             Form::Block256 => {
@@ -181,13 +181,13 @@ impl Activations {
                 let scales = self.scales.chunks_exact_mut(stride / 256);
                 let sums = self.sums.chunks_exact_mut(stride / 16);
                 x.zip(codes).zip(scales.zip(sums)).for_each(|((x, codes), (scales, sums))| {
-                    simd::fill256(level, x, codes, scales, sums);
+                    level.fill256(x, codes, scales, sums);
                 });
             }
         }
     }
 
-    pub(super) fn fill_on(&mut self, pool: &Pool, level: SimdLevel, x: &[f32]) {
+    pub(super) fn fill_on(&mut self, pool: &Pool, level: Usable, x: &[f32]) {
         if pool.threads() == 1 || self.rows < 2 || x.len() < PARALLEL_VALUES {
             return self.fill(level, x);
         }
@@ -204,7 +204,7 @@ impl Activations {
                 let scales = self.scales.par_chunks_exact_mut(stride / 32);
                 let offsets = self.offsets.par_chunks_exact_mut(stride / 4);
                 x.zip(codes).zip(scales.zip(offsets)).for_each(|((x, codes), (scales, offsets))| {
-                    simd::fill32(level, x, offset, codes, scales, offsets);
+                    level.fill32(x, offset, codes, scales, offsets);
                 });
             }
             Form::Block256 => {
@@ -212,7 +212,7 @@ impl Activations {
                 let scales = self.scales.par_chunks_exact_mut(stride / 256);
                 let sums = self.sums.par_chunks_exact_mut(stride / 16);
                 x.zip(codes).zip(scales.zip(sums)).for_each(|((x, codes), (scales, sums))| {
-                    simd::fill256(level, x, codes, scales, sums);
+                    level.fill256(x, codes, scales, sums);
                 });
             }
         });

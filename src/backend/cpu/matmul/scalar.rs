@@ -76,8 +76,7 @@ pub(crate) fn dot256(ty: QuantType, row: &[u8], x: Row256) -> f32 {
     let (mut lanes, mut min_lanes) = ([0.0f32; LANES], [0.0f32; MIN_LANES]);
     for (b, block) in row.chunks_exact(ty.block_bytes()).enumerate() {
         let parts = take_apart(ty, block);
-        let codes = &x.codes[256 * b..][..256];
-        let sums = &x.sums[16 * b..][..16];
+        let (codes, sums) = (&x.codes[b], &x.sums[b]);
         let mut whole = [0i32; LANES];
         for i in 0..256 {
             whole[i / 4 % LANES] += parts.scales[i / 16] * parts.codes[i] * i32::from(codes[i]);
