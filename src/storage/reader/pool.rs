@@ -71,6 +71,12 @@ struct Queued {
     file_offset: u64,
 }
 
+/// A request as an entry of the queue, or one that ends before it gets there: nothing to read, or an impossible range.
+enum Prepared {
+    Read(Queued),
+    Ended(Queued, Option<ReadError>),
+}
+
 /// A part of a request that a worker reads.
 pub(super) struct Piece {
     op: Arc<Op>,
@@ -199,9 +205,9 @@ impl Pool {
         let mut ended = Vec::new();
         for request in batch {
             let queued = match self.prepare(request, id, Arc::clone(sink)) {
-                Ok(queued) => queued,
-                Err(at_once) => {
-                    ended.push(at_once);
+                Prepared::Read(queued) => queued,
+                Prepared::Ended(queued, error) => {
+                    ended.push((queued, error));
                     continue;
                 }
             };
@@ -243,13 +249,7 @@ impl Pool {
         self.counters.queue_full_wait_ns.add_ns(since.elapsed());
     }
 
-    /// Builds the queue entry; `Err` when there is nothing to read, with the error if that is one.
-    fn prepare(
-        &self,
-        request: ReadRequest,
-        batch: BatchId,
-        sink: Arc<dyn ReadSink>,
-    ) -> Result<Queued, (Queued, Option<ReadError>)> {
+    fn prepare(&self, request: ReadRequest, batch: BatchId, sink: Arc<dyn ReadSink>) -> Prepared {
         let ReadRequest { extent, lane, class, label, mut region, tag } = request;
         let placement = self.alignment.place(extent.offset, extent.len);
         let (file_offset, skew, bytes) = placement.map_or((0, 0, 0), |p| (p.file_offset, p.skew, p.region_bytes));
@@ -266,10 +266,10 @@ impl Pool {
         match placement {
             None => {
                 let at = self.at(&queued.op);
-                Err((queued, Some(ReadError::Io { at, errno: libc::EOVERFLOW })))
+                Prepared::Ended(queued, Some(ReadError::Io { at, errno: libc::EOVERFLOW }))
             }
-            Some(_) if extent.len == 0 => Err((queued, None)),
-            Some(_) => Ok(queued),
+            Some(_) if extent.len == 0 => Prepared::Ended(queued, None),
+            Some(_) => Prepared::Read(queued),
         }
     }
 
@@ -553,8 +553,8 @@ impl Pool {
     /// Queues what a sink handed back, past the bound: it takes the place of a read that has just left.
     fn follow_up(&self, request: ReadRequest, before: &Op) {
         match self.prepare(request, before.batch, Arc::clone(&before.sink)) {
-            Err((queued, error)) => self.end_rest(queued, error),
-            Ok(queued) => {
+            Prepared::Ended(queued, error) => self.end_rest(queued, error),
+            Prepared::Read(queued) => {
                 let mut state = self.state.lock();
                 if state.closed {
                     drop(state);
