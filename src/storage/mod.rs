@@ -4,3 +4,5 @@
 pub mod gguf;
 pub mod layout;
 pub mod reader;
+pub mod row_table;
+pub mod weights;
