@@ -2,3 +2,5 @@
 //! Never lets the number of threads or rows change a bit: work is split over outputs, each summed in one fixed order.
 
 pub mod matmul;
+pub mod pool;
+pub mod simd;
