@@ -107,7 +107,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// `out = [rows, copies, cols of table]`: table rows, each repeated.
     fn embed(&self, op: ops::Embed<'_, Self>, out: &mut Self::Buf) -> Result<(), BackendError>;
     /// `out = [rows, w.rows]`: products of each row with each weight row.
-    fn matmul(&self, op: ops::Matmul<'_, Self>, out: &mut Self::Buf) -> Result<(), BackendError>;
+    fn matmul(&self, op: ops::Matmul<'_, '_, Self>, out: &mut Self::Buf) -> Result<(), BackendError>;
     /// `out = [rows, width]`.
     fn rms_norm(&self, op: ops::RmsNorm<'_, Self>, out: &mut Self::Buf) -> Result<(), BackendError>;
     /// Rotates `x = [rows, heads, width]` in place.

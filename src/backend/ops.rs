@@ -18,9 +18,10 @@ pub struct Embed<'a, B: Backend> {
 
 /// Product with a weight matrix. With `groups > 1` the matrix is that many equal blocks of rows, and each block reads
 /// its own part of an input row.
-pub struct Matmul<'a, B: Backend> {
+/// (The matrix has a lifetime of its own: a lender's may be longer than the work buffer's.)
+pub struct Matmul<'w, 'a, B: Backend> {
     /// `[outputs, inputs of one group]`.
-    pub w: B::MatView<'a>,
+    pub w: B::MatView<'w>,
     /// `[rows, groups, inputs of one group]`.
     pub x: &'a B::Buf,
     pub rows: usize,
@@ -173,6 +174,10 @@ impl Visibility {
     }
 }
 
+/// Strides of score rows are multiples of this: the keys that one task scores, enough to outweigh waking a worker and
+/// few enough to balance a single row.
+pub const SCORE_STRIDE: usize = 256;
+
 /// `sum_h weight_h * max(0, q_h . key)` for each visible key.
 pub struct IndexScores<'a, B: Backend> {
     /// `[all rows, heads, width]`.
@@ -188,7 +193,7 @@ pub struct IndexScores<'a, B: Backend> {
     pub visible: Visibility,
     /// Factor of every score.
     pub scale: f32,
-    /// Scores from one row to the next.
+    /// Scores from one row to the next, a multiple of `SCORE_STRIDE`.
     pub stride: usize,
 }
 

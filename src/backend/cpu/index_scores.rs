@@ -3,31 +3,26 @@
 //! which may themselves be negative.
 
 use super::{CpuBackend, lanes, threads::Threads};
-use crate::backend::ops::IndexScores;
-
-/// Keys that one task scores: enough to outweigh waking a worker, few enough to balance a single row.
-const KEYS_PER_TASK: usize = 256;
+use crate::backend::ops::{IndexScores, SCORE_STRIDE};
 
 pub fn index_scores(threads: &Threads, op: IndexScores<'_, CpuBackend>, scores: &mut [f32]) {
-    let (heads, width, stride) = (op.heads, op.width, op.stride);
-    for (at, r) in op.rows.clone().enumerate() {
-        let visible = op.visible.groups(r);
+    let (heads, width) = (op.heads, op.width);
+    assert!(op.stride.is_multiple_of(SCORE_STRIDE), "score rows are whole tasks of {SCORE_STRIDE} keys");
+    let tasks_per_row = op.stride / SCORE_STRIDE;
+    let scores = &mut scores[..op.rows.len() * op.stride];
+    threads.parts(scores, SCORE_STRIDE, SCORE_STRIDE * heads * width, |task, out| {
+        let r = op.rows.start + task / tasks_per_row;
+        let first = task % tasks_per_row * SCORE_STRIDE;
+        let visible = op.visible.groups(r).saturating_sub(first).min(SCORE_STRIDE);
         let q = &op.q[r * heads * width..][..heads * width];
         let head_weights = &op.head_weights[r * heads..][..heads];
-        let row = &mut scores[at * stride..][..visible];
-        let score = |first: usize, out: &mut [f32]| {
-            for (j, out) in out.iter_mut().enumerate() {
-                let key = &op.keys[(first + j) * width..][..width];
-                let mut sum = 0.0f32;
-                for (head, weight) in q.chunks_exact(width).zip(head_weights) {
-                    sum += weight * lanes::dot(head, key).max(0.0);
-                }
-                *out = sum * op.scale;
+        for (j, out) in out[..visible].iter_mut().enumerate() {
+            let key = &op.keys[(first + j) * width..][..width];
+            let mut sum = 0.0f32;
+            for (head, weight) in q.chunks_exact(width).zip(head_weights) {
+                sum += weight * lanes::dot(head, key).max(0.0);
             }
-        };
-        let whole = visible / KEYS_PER_TASK * KEYS_PER_TASK;
-        let (tasks, tail) = row.split_at_mut(whole);
-        threads.parts(tasks, KEYS_PER_TASK, KEYS_PER_TASK * heads * width, |i, out| score(i * KEYS_PER_TASK, out));
-        score(whole, tail);
-    }
+            *out = sum * op.scale;
+        }
+    });
 }

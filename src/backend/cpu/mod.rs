@@ -16,6 +16,7 @@ mod lanes;
 pub mod matmul;
 mod move_rows;
 mod pool_pairs;
+mod product;
 mod ranking;
 mod rms_norm;
 mod rope;
@@ -135,9 +136,9 @@ impl Backend for CpuBackend {
         embed::embed(op, out)
     }
 
-    fn matmul(&self, op: ops::Matmul<'_, Self>, out: &mut Vec<f32>) -> Result<(), BackendError> {
+    fn matmul(&self, op: ops::Matmul<'_, '_, Self>, out: &mut Vec<f32>) -> Result<(), BackendError> {
         let _ = self.arithmetic;
-        matmul::plain(&self.threads, op, out)
+        product::matmul(&self.threads, op, out)
     }
 
     fn rms_norm(&self, op: ops::RmsNorm<'_, Self>, out: &mut Vec<f32>) -> Result<(), BackendError> {

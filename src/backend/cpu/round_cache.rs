@@ -8,9 +8,9 @@ use crate::quant::fake;
 
 pub fn round_cache(threads: &Threads, op: RoundCache, x: &mut [f32]) {
     let (block, round): (usize, fn(&mut [f32])) = match op.format {
-        CacheFormat::Fp8Block32 => (32, fake::fp8_block),
-        CacheFormat::Fp4Block32 => (32, fake::fp4_e8m0_block),
-        CacheFormat::Fp4Block16 => (16, fake::fp4_e4m3_block),
+        CacheFormat::Fp8Block32 => (fake::BLOCK, fake::fp8),
+        CacheFormat::Fp4Block32 => (fake::BLOCK, fake::fp4_pow2),
+        CacheFormat::Fp4Block16 => (fake::BLOCK_E4M3, fake::fp4_e4m3),
     };
     assert!(op.values.is_multiple_of(block), "cache rows are whole blocks of {block}");
     threads.parts(&mut x[..op.values], block, 20 * block, |_, part| round(part));
