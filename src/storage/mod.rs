@@ -3,3 +3,4 @@
 
 pub mod gguf;
 pub mod layout;
+pub mod reader;
