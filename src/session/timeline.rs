@@ -123,7 +123,12 @@ impl Timeline {
     ///
     /// # Errors
     /// Empty or too long prompts, failures of the pass, an interruption by the watcher.
-    pub fn sync(&mut self, prompt: &[TokenId], want: Want, watcher: &mut dyn Watcher) -> Result<SyncReport, SessionError> {
+    pub fn sync(
+        &mut self,
+        prompt: &[TokenId],
+        want: Want,
+        watcher: &mut dyn Watcher,
+    ) -> Result<SyncReport, SessionError> {
         if prompt.is_empty() {
             return Err(SessionError::EmptyPrompt);
         }
@@ -146,7 +151,13 @@ impl Timeline {
             let at = self.tokens.len();
             let end = prompt.len().min(at + chunk);
             let is_last = end == prompt.len();
-            let want = if is_last && want == Want::None { Want::Last } else if is_last { want } else { keep_all(want) };
+            let want = if is_last && want == Want::None {
+                Want::Last
+            } else if is_last {
+                want
+            } else {
+                keep_all(want)
+            };
             self.append(&prompt[at..end], want, watcher)?;
         }
         watcher.prefill(total, total);

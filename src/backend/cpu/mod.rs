@@ -206,12 +206,7 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn route(
-        &self,
-        op: ops::Route<'_, Self>,
-        ids: &mut Vec<i32>,
-        weights: &mut Vec<f32>,
-    ) -> Result<(), BackendError> {
+    fn route(&self, op: ops::Route<'_, Self>, ids: &mut Vec<i32>, weights: &mut Vec<f32>) -> Result<(), BackendError> {
         route::route(&self.threads, op, ids, weights);
         Ok(())
     }

@@ -45,8 +45,7 @@ mod tests {
         let logits = vec![0.5, 1.0, 1.0, -2.0];
         let bias = vec![0.0, 0.0, 0.0, 9.0];
         let (mut ids, mut weights) = (vec![0; 2], vec![0.0; 2]);
-        let op =
-            Route { logits: &logits, bias: &bias, rows: 1, experts: 4, k: 2, scale: 1.5, normalise: true };
+        let op = Route { logits: &logits, bias: &bias, rows: 1, experts: 4, k: 2, scale: 1.5, normalise: true };
         route(&threads, op, &mut ids, &mut weights);
         assert_eq!(ids, [3, 1]);
         let (a, b) = (score(-2.0), score(1.0));

@@ -158,7 +158,12 @@ impl Config {
             (self.rotary <= self.head_dim, "qk_rope_head_dim", self.rotary, "wider than head_dim"),
             (self.rotary <= self.index_dim, "qk_rope_head_dim", self.rotary, "wider than index_head_dim"),
             (self.heads.is_multiple_of(self.o_groups), "o_groups", self.o_groups, "must divide num_attention_heads"),
-            (self.experts_per_token <= self.experts, "num_experts_per_tok", self.experts_per_token, "more than experts"),
+            (
+                self.experts_per_token <= self.experts,
+                "num_experts_per_tok",
+                self.experts_per_token,
+                "more than experts",
+            ),
             (self.rms_eps >= 0.0, "rms_norm_eps", 0, "must not be negative"),
             (self.hc_eps > 0.0, "hc_eps", 0, "must be above zero"),
             (

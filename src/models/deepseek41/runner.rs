@@ -15,9 +15,7 @@ use crate::models::metadata::MetadataView;
 use crate::models::probe::{Point, Probe};
 use crate::models::supply::{ExpertSupply, RowSupply, RowTicket};
 use crate::models::weights::{TensorSpec, WeightSource};
-use crate::models::{
-    LogitSink, Model, ModelConfig, ModelError, ModelRunner, RunnerBytes, RunnerOptions, Want,
-};
+use crate::models::{LogitSink, Model, ModelConfig, ModelError, ModelRunner, RunnerBytes, RunnerOptions, Want};
 use crate::units::TokenId;
 
 impl ModelConfig for Config {
