@@ -5,7 +5,7 @@
 
 pub mod backend;
 pub mod cli;
-// pub mod engine;
+pub mod engine;
 pub mod models;
 pub mod obs;
 pub mod quant;

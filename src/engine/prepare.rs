@@ -2,6 +2,7 @@
 //! Never reads tensor data. Surprising fact: the vocabulary is loaded first, so that its memory counts as part of the
 //! process and not as a surprise.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use cache_policy::plan::{self, ClassRequest, Plan, Request};
@@ -60,6 +61,16 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
     let classes = size_classes(&layout.experts, alignment)?;
     let plan = make_plan(options, config.as_ref(), &layout, &classes, &runner, rows.as_deref())?;
     Ok(Prepared { file, layout, config, tokenizer, runner, plan, notices, reader, rows, classes })
+}
+
+/// The tokenizer of a file and its architecture, without looking at anything else.
+///
+/// # Errors
+/// Whatever is wrong with the header or the vocabulary.
+pub fn tokenizer(model: &Path) -> Result<(Tokenizer, String), EngineError> {
+    let file = GgufFile::open(model)?;
+    let arch = file.metadata().str("general.architecture")?.to_owned();
+    Ok((Tokenizer::new(vocabulary(file.metadata())?)?, arch))
 }
 
 fn runner_options(options: &EngineOptions, config: &dyn ModelConfig, notices: &mut Vec<String>) -> RunnerOptions {
