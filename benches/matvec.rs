@@ -3,7 +3,7 @@
 //! Surprising fact: one core may read no faster from a shared third-level cache than two cores do from memory, so the
 //! cache column shows that ceiling too.
 //!
-//! `cargo bench --bench matvec -- [--level scalar|avx2|avx512] [--type NAME] [--threads N]`
+//! `cargo bench --bench matvec -- [--level scalar|avx2|avx512] [--type NAME] [--threads N] [--memory no]`
 
 #[path = "../tests/kernels_common/mod.rs"]
 mod kernels_common;
@@ -46,11 +46,12 @@ struct Options {
     level: SimdLevel,
     ty: Option<QuantType>,
     threads: usize,
+    memory: bool,
 }
 
 fn options() -> Options {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut options = Options { level: SimdLevel::detect(), ty: None, threads };
+    let mut options = Options { level: SimdLevel::detect(), ty: None, threads, memory: true };
     let mut args = std::env::args().skip(1).filter(|arg| arg != "--bench");
     while let Some(flag) = args.next() {
         let value = args.next().unwrap_or_else(|| panic!("{flag} wants a value"));
@@ -58,6 +59,7 @@ fn options() -> Options {
             "--level" => options.level = SimdLevel::ALL.into_iter().find(|l| l.name() == value).expect("a level"),
             "--type" => options.ty = Some(QuantType::ALL.into_iter().find(|t| t.name() == value).expect("a type")),
             "--threads" => options.threads = value.parse().expect("a number"),
+            "--memory" => options.memory = value != "no",
             _ => panic!("unknown flag {flag}"),
         }
     }
@@ -121,7 +123,8 @@ fn main() {
     let options = options();
     let kernels = Kernels::new(options.level);
     let (one, all) = (Pool::new(1).unwrap(), Pool::new(options.threads).unwrap());
-    let mut memory = MmapMut::map_anon(MEMORY_BYTES).expect("memory for the weights");
+    let memory_bytes = if options.memory { MEMORY_BYTES } else { CACHE_ROWS * COLS * 4 };
+    let mut memory = MmapMut::map_anon(memory_bytes).expect("memory for the weights");
     if memory.advise(Advice::HugePage).is_err() {
         eprintln!("no huge pages: rates from memory will be lower");
     }
@@ -145,7 +148,7 @@ fn main() {
         }
         let view = |rows: usize| MatView { ty, rows, cols: COLS, bytes: &memory[..rows * row_bytes] };
         let turns = if kernels.level() == SimdLevel::Scalar { 1 } else { 5 };
-        let big = view(MEMORY_BYTES / row_bytes);
+        let big = view(memory_bytes / row_bytes);
         let (read, product) = measure(&all, &kernels, big, turns);
         let (read, product) = (big.bytes.len() as f64 / read / 1e9, big.bytes.len() as f64 / product / 1e9);
         let rate = |rows: usize, turns: usize| {

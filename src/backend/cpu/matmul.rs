@@ -111,7 +111,7 @@ impl Kernels {
         into: &mut Activations,
     ) {
         into.reset(mode, ty, rows, cols);
-        into.fill(self.level, x);
+        into.fill(None, self.level, x);
     }
 
     /// [`Self::prepare`] with the rows split over the pool's threads.
@@ -127,7 +127,7 @@ impl Kernels {
         into: &mut Activations,
     ) {
         into.reset(mode, ty, rows, cols);
-        into.fill_on(pool, self.level, x);
+        into.fill(Some(pool), self.level, x);
     }
 
     /// Products of weight rows `range` with every activation row: `out` is `[range.len(), activation rows]`.

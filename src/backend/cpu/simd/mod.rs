@@ -5,7 +5,7 @@
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
-use super::matmul::activations::{self, Row32, Row256};
+use super::matmul::activations::{self, Block256, Floats, Step32};
 use super::matmul::scalar;
 use crate::quant::QuantType;
 
@@ -80,7 +80,7 @@ impl Usable {
     }
 
     /// F32, F16 or BF16 weights times `A` rows of F32.
-    pub(super) fn floats<const A: usize>(self, tile: Tile, x: [&[f32]; A]) {
+    pub(super) fn floats<const A: usize>(self, tile: Tile, x: [&[Floats]; A]) {
         let ty = tile.ty;
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -91,7 +91,7 @@ impl Usable {
     }
 
     /// Weights in blocks of 32 times `A` rows of 8-bit codes.
-    pub(super) fn blocks32<const A: usize>(self, tile: Tile, x: [Row32; A]) {
+    pub(super) fn blocks32<const A: usize>(self, tile: Tile, x: [&[Step32]; A]) {
         let ty = tile.ty;
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -102,7 +102,7 @@ impl Usable {
     }
 
     /// Weights in blocks of 256 times `A` rows of 8-bit codes.
-    pub(super) fn blocks256<const A: usize>(self, tile: Tile, x: [Row256; A]) {
+    pub(super) fn blocks256<const A: usize>(self, tile: Tile, x: [&[Block256]; A]) {
         let ty = tile.ty;
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -113,22 +113,22 @@ impl Usable {
     }
 
     /// Fills a row of codes per 32 values.
-    pub(super) fn fill32(self, x: &[f32], offset: i32, codes: &mut [i8], scales: &mut [f32], offsets: &mut [i32]) {
+    pub(super) fn fill32(self, x: &[f32], offset: i32, row: &mut [Step32]) {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `at_most` found the features of the level on this machine.
-            SimdLevel::Avx512 => unsafe { avx512::fill32(x, offset, codes, scales, offsets) },
-            _ => activations::fill32(x, offset, codes, scales, offsets),
+            SimdLevel::Avx512 => unsafe { avx512::fill32(x, offset, row) },
+            _ => activations::fill32(x, offset, row),
         }
     }
 
     /// Fills a row of codes per 256 values.
-    pub(super) fn fill256(self, x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [i16]) {
+    pub(super) fn fill256(self, x: &[f32], row: &mut [Block256]) {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `at_most` found the features of the level on this machine.
-            SimdLevel::Avx512 => unsafe { avx512::fill256(x, codes, scales, sums) },
-            _ => activations::fill256(x, codes, scales, sums),
+            SimdLevel::Avx512 => unsafe { avx512::fill256(x, row) },
+            _ => activations::fill256(x, row),
         }
     }
 }

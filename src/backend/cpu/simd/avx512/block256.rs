@@ -31,29 +31,26 @@ impl<const A: usize> Sums<A> {
         out
     }
 
-    /// Adds block `b`: `codes` 64 a register, `scales` the 16-bit scale of each four codes in the low half of a lane.
-    /// `start` are 16 signed words that the sums of 16 activations are multiplied with.
+    /// Adds block `b`: `codes` 64 a register, `scales` the 16-bit scale of each four codes in the low half of a lane,
+    /// `sub_blocks` what each 16 activations contribute besides.
     #[inline]
     #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
-    fn add(&mut self, b: usize, x: &[Row256; A], codes: [__m512i; 4], scales: [__m512i; 4], start: Start, d: __m128) {
+    fn add<const MINS: bool>(&mut self, x: &[&Block256; A], w: &Unpacked) {
         for a in 0..A {
-            let factors = _mm_mul_ps(d, _mm_set1_ps(x[a].scales[b]));
-            let sums = load256(&x[a].sums[b]);
-            let mut whole = match start {
-                Start::Offset(words) => {
-                    _mm512_zextsi256_si512(_mm256_dpwssd_epi32(_mm256_setzero_si256(), words, sums))
-                }
-                Start::Mins(words) => {
-                    let sums = _mm256_cvtepi32_ps(_mm256_madd_epi16(words, sums));
-                    let factor = _mm256_broadcastss_ps(_mm_movehdup_ps(factors));
-                    self.mins[a] = _mm256_fnmadd_ps(sums, factor, self.mins[a]);
-                    _mm512_setzero_si512()
-                }
-            };
+            let factors = _mm_mul_ps(w.factors, _mm_set1_ps(x[a].scale));
+            let sums = load256(&x[a].sums);
+            let mut whole = _mm512_setzero_si512();
+            if MINS {
+                let sums = _mm256_cvtepi32_ps(_mm256_madd_epi16(w.sub_blocks, sums));
+                let factor = _mm256_broadcastss_ps(_mm_movehdup_ps(factors));
+                self.mins[a] = _mm256_fnmadd_ps(sums, factor, self.mins[a]);
+            } else {
+                whole = _mm512_zextsi256_si512(_mm256_madd_epi16(w.sub_blocks, sums));
+            }
             for k in 0..4 {
-                let values = load512(part::<i8, 64>(&x[a].codes[b], k));
-                let dots = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes[k], values);
-                whole = _mm512_dpwssd_epi32(whole, dots, scales[k]);
+                let values = load512(part::<i8, 64>(&x[a].codes, k));
+                let dots = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w.codes[k], values);
+                whole = _mm512_dpwssd_epi32(whole, dots, w.scales[k]);
             }
             let factor = _mm512_broadcastss_ps(factors);
             self.lanes[a] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole), factor, self.lanes[a]);
@@ -61,13 +58,16 @@ impl<const A: usize> Sums<A> {
     }
 }
 
-/// What the sums of 16 activations contribute.
-#[derive(Clone, Copy)]
-enum Start {
-    /// Minus offset times scale, under the factor of the block.
-    Offset(__m256i),
-    /// Minima, under a factor of their own.
-    Mins(__m256i),
+/// A block of weights, ready for dots.
+struct Unpacked {
+    /// 256 unsigned codes in natural order.
+    codes: [__m512i; 4],
+    /// The 16-bit scale of each four codes, in the low half of its lane.
+    scales: [__m512i; 4],
+    /// Words that sums of 16 activations are multiplied with: minima, or minus offset times scale.
+    sub_blocks: __m256i,
+    /// The factor of the scales, then that of the minima.
+    factors: __m128,
 }
 
 /// For 64 codes from code `64 k`, the scale of each four: byte `(64 k + 4 lane) / span` of the scales.
@@ -156,7 +156,7 @@ fn u64_at<const B: usize>(block: &[u8; B], at: usize) -> u64 {
 /// One Q4_K row.
 #[inline]
 #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
-pub(super) fn q4_k<const A: usize>(row: &[u8], x: [Row256; A]) -> [f32; A] {
+pub(super) fn q4_k<const A: usize>(row: &[u8], x: [&[Block256]; A]) -> [f32; A] {
     /// After unpacking: scales 0..4, minima 0..4, scales 4..8, minima 4..8.
     static SCALES: [[u8; 64]; 4] = {
         let mut table = spread(32);
@@ -191,7 +191,13 @@ pub(super) fn q4_k<const A: usize>(row: &[u8], x: [Row256; A]) -> [f32; A] {
             let bytes = _mm512_broadcast_i64x4(load256(bytes_at::<32, 144>(block, 16 + 32 * k)));
             *codes = _mm512_and_si512(_mm512_multishift_epi64_epi8(load512(&SHIFTS), bytes), _mm512_set1_epi8(15));
         }
-        sums.add(b, &x, codes, spread_bytes(&SCALES, packed), Start::Mins(mins), halves(u32_at(block, 0)));
+        let w = Unpacked {
+            codes,
+            scales: spread_bytes(&SCALES, packed),
+            sub_blocks: mins,
+            factors: halves(u32_at(block, 0)),
+        };
+        sums.add::<true>(&x.map(|x| &x[b]), &w);
     }
     sums.fold()
 }
@@ -215,7 +221,7 @@ static SPREAD16: [[u8; 64]; 4] = spread(16);
 /// One Q2_K row.
 #[inline]
 #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
-pub(super) fn q2_k<const A: usize>(row: &[u8], x: [Row256; A]) -> [f32; A] {
+pub(super) fn q2_k<const A: usize>(row: &[u8], x: [&[Block256]; A]) -> [f32; A] {
     let mut sums = Sums::<A>::new();
     for (b, block) in row.as_chunks::<84>().0.iter().enumerate() {
         let packed = load128(bytes_at::<16, 84>(block, 0));
@@ -223,7 +229,8 @@ pub(super) fn q2_k<const A: usize>(row: &[u8], x: [Row256; A]) -> [f32; A] {
         let scales = spread_bytes(&SPREAD16, _mm_and_si128(packed, nibble));
         let mins = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16::<4>(packed), nibble));
         let codes = two_bit_codes(bytes_at(block, 16));
-        sums.add(b, &x, codes, scales, Start::Mins(mins), halves(u32_at(block, 80)));
+        let w = Unpacked { codes, scales, sub_blocks: mins, factors: halves(u32_at(block, 80)) };
+        sums.add::<true>(&x.map(|x| &x[b]), &w);
     }
     sums.fold()
 }
@@ -231,7 +238,7 @@ pub(super) fn q2_k<const A: usize>(row: &[u8], x: [Row256; A]) -> [f32; A] {
 /// One Q3_K row.
 #[inline]
 #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
-pub(super) fn q3_k<const A: usize>(row: &[u8], x: [Row256; A]) -> [f32; A] {
+pub(super) fn q3_k<const A: usize>(row: &[u8], x: [&[Block256]; A]) -> [f32; A] {
     /// Bits `2 k` and `2 k + 1` of the mask to bit 2.
     static HIGH: [[u8; 64]; 4] = [shifts(-2, -1), shifts(0, 1), shifts(2, 3), shifts(4, 5)];
     let mut sums = Sums::<A>::new();
@@ -250,7 +257,9 @@ pub(super) fn q3_k<const A: usize>(row: &[u8], x: [Row256; A]) -> [f32; A] {
             let bits = _mm512_multishift_epi64_epi8(load512(high), mask);
             *codes = or_masked(*codes, bits, _mm512_set1_epi8(4));
         }
-        sums.add(b, &x, codes, spread_words(scales), Start::Offset(offset), halves(u16_at(block, 108)));
+        let w =
+            Unpacked { codes, scales: spread_words(scales), sub_blocks: offset, factors: halves(u16_at(block, 108)) };
+        sums.add::<false>(&x.map(|x| &x[b]), &w);
     }
     sums.fold()
 }
@@ -265,7 +274,7 @@ fn or_masked(a: __m512i, b: __m512i, mask: __m512i) -> __m512i {
 /// One Q6_K row.
 #[inline]
 #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
-pub(super) fn q6_k<const A: usize>(row: &[u8], x: [Row256; A]) -> [f32; A] {
+pub(super) fn q6_k<const A: usize>(row: &[u8], x: [&[Block256]; A]) -> [f32; A] {
     /// The pair at bit 0, 2, 4, 6 to bit 4.
     static HIGH: [[u8; 64]; 2] = [shifts(-4, -2), shifts(0, 2)];
     let mut sums = Sums::<A>::new();
@@ -283,7 +292,9 @@ pub(super) fn q6_k<const A: usize>(row: &[u8], x: [Row256; A]) -> [f32; A] {
                 codes[2 * half + k] = or_masked(_mm512_and_si512(low, nibble), bits, pair);
             }
         }
-        sums.add(b, &x, codes, spread_words(scales), Start::Offset(offset), halves(u16_at(block, 208)));
+        let w =
+            Unpacked { codes, scales: spread_words(scales), sub_blocks: offset, factors: halves(u16_at(block, 208)) };
+        sums.add::<false>(&x.map(|x| &x[b]), &w);
     }
     sums.fold()
 }
@@ -380,17 +391,10 @@ fn store512(words: &mut [u64; 8], values: __m512i) {
     unsafe { _mm512_storeu_si512(words.as_mut_ptr().cast(), values) }
 }
 
-/// Adds block `b`, which is `which` of the pair.
+/// Adds block `which` of the pair.
 #[inline]
 #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
-fn add_grid_block<const A: usize>(
-    lanes: &mut [__m512; A],
-    x: &[Row256; A],
-    b: usize,
-    pair: &GridPair,
-    which: usize,
-    d: u32,
-) {
+fn add_grid_block<const A: usize>(lanes: &mut [__m512; A], x: &[&Block256; A], pair: &GridPair, which: usize, d: u32) {
     /// Entry `8 k + j` into all four words of the eight bytes `j`.
     static ENTRIES: [[u8; 64]; 4] = {
         let mut table = [[0; 64]; 4];
@@ -428,7 +432,7 @@ fn add_grid_block<const A: usize>(
         let scales = _mm512_maskz_permutexvar_epi8(LOW_BYTES, load512(&SCALES[k]), pair.scales[which]);
         let negative = pair.signs[4 * which + k];
         for a in 0..A {
-            let values = load512(part::<i8, 64>(&x[a].codes[b], k));
+            let values = load512(part::<i8, 64>(&x[a].codes, k));
             let values = _mm512_mask_sub_epi8(values, negative, _mm512_setzero_si512(), values);
             let dots = _mm512_dpbusd_epi32(_mm512_setzero_si512(), magnitudes, values);
             whole[a] = _mm512_dpwssd_epi32(whole[a], dots, scales);
@@ -436,7 +440,7 @@ fn add_grid_block<const A: usize>(
     }
     let d = _mm_mul_ps(halves(d), _mm_set1_ps(0.125));
     for a in 0..A {
-        let factor = _mm512_broadcastss_ps(_mm_mul_ps(d, _mm_set1_ps(x[a].scales[b])));
+        let factor = _mm512_broadcastss_ps(_mm_mul_ps(d, _mm_set1_ps(x[a].scale)));
         lanes[a] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole[a]), factor, lanes[a]);
     }
 }
@@ -444,12 +448,12 @@ fn add_grid_block<const A: usize>(
 /// One IQ2_XXS row.
 #[inline]
 #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
-pub(super) fn iq2_xxs<const A: usize>(row: &[u8], x: [Row256; A]) -> [f32; A] {
+pub(super) fn iq2_xxs<const A: usize>(row: &[u8], x: [&[Block256]; A]) -> [f32; A] {
     let mut sums = Sums::<A>::new();
     for (p, blocks) in row.as_chunks::<66>().0.chunks(2).enumerate() {
         let pair = grid_pair(&blocks[0], blocks.last().expect("not empty"));
         for (which, block) in blocks.iter().enumerate() {
-            add_grid_block(&mut sums.lanes, &x, 2 * p + which, &pair, which, u16_at(block, 0));
+            add_grid_block(&mut sums.lanes, &x.map(|x| &x[2 * p + which]), &pair, which, u16_at(block, 0));
         }
     }
     sums.fold()

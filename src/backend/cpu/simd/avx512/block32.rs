@@ -68,58 +68,54 @@ static MX_VALUES: [u8; 64] = {
     table
 };
 
-/// Runs `step` over a row in steps of `B` bytes, the last one filled up with zeros.
-#[inline(always)]
-fn steps<const B: usize>(row: &[u8], mut step: impl FnMut(usize, &[u8; B])) {
-    let (whole, rest) = row.as_chunks::<B>();
-    for (index, bytes) in whole.iter().enumerate() {
-        step(index, bytes);
-    }
-    if !rest.is_empty() {
-        let mut padded = [0; B];
-        padded[..rest.len()].copy_from_slice(rest);
-        step(whole.len(), &padded);
-    }
-}
-
 /// Sixteen factors times the scales of sixteen activation blocks.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn scaled(factors: __m512, x: &Row32, index: usize) -> __m512 {
-    _mm512_mul_ps(factors, _mm512_castsi512_ps(load512(part::<f32, STEP>(x.scales, index))))
+fn scaled<const A: usize>(factors: __m512, x: &[&Step32; A]) -> [__m512; A] {
+    let mut scaled = [factors; A];
+    for a in 0..A {
+        scaled[a] = _mm512_mul_ps(factors, _mm512_castsi512_ps(load512(&x[a].scales)));
+    }
+    scaled
 }
 
-/// Adds 64 products of unsigned codes to the lanes.
+/// Adds the products of 64 unsigned codes, pair `pair` of the step, to the lanes.
 #[inline]
 #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
-fn add_pair(codes: __m512i, x: &Row32, pair: usize, factors: __m512, lanes: __m512) -> __m512 {
-    let offsets = load512(part::<i32, 16>(x.offsets, pair));
-    let sums = _mm512_dpbusd_epi32(offsets, codes, load512(part::<i8, 64>(x.codes, pair)));
-    let factors = _mm512_permutexvar_ps(load512(&PAIR_LANES[pair % 8]), factors);
-    _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), factors, lanes)
+fn add_pair<const A: usize>(
+    lanes: &mut [__m512; A],
+    x: &[&Step32; A],
+    pair: usize,
+    codes: __m512i,
+    scaled: &[__m512; A],
+) {
+    for a in 0..A {
+        let offsets = load512(part::<i32, 16>(&x[a].offsets, pair));
+        let sums = _mm512_dpbusd_epi32(offsets, codes, load512(part::<i8, 64>(&x[a].codes, pair)));
+        let factors = _mm512_permutexvar_ps(load512(&PAIR_LANES[pair]), scaled[a]);
+        lanes[a] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), factors, lanes[a]);
+    }
 }
 
 /// One Q8_0 row times `A` activation rows.
 #[inline]
 #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
-pub(super) fn q8_0<const A: usize>(row: &[u8], x: [Row32; A]) -> [f32; A] {
+pub(super) fn q8_0<const A: usize>(row: &[u8], x: [&[Step32]; A]) -> [f32; A] {
     let mut lanes = [_mm512_setzero_ps(); A];
-    steps::<Q8_STEP>(row, |index, bytes| {
-        let factors = q8_factors(bytes);
-        let mut scales = [_mm512_setzero_ps(); A];
-        for a in 0..A {
-            scales[a] = scaled(factors, &x[a], index);
-        }
+    let (steps, rest) = row.as_chunks::<Q8_STEP>();
+    let mut padded = [0; Q8_STEP];
+    for index in 0..row.len().div_ceil(Q8_STEP) {
+        let bytes = step_or_rest(steps, rest, index, &mut padded);
+        let x = x.map(|x| &x[index]);
+        let scaled = scaled(q8_factors(bytes), &x);
         for pair in 0..8 {
             let low = load256(bytes_at::<32, Q8_STEP>(bytes, 68 * pair + 2));
             let high = load256(bytes_at::<32, Q8_STEP>(bytes, 68 * pair + 36));
             let codes = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
             let codes = _mm512_xor_si512(codes, _mm512_set1_epi8(-128));
-            for a in 0..A {
-                lanes[a] = add_pair(codes, &x[a], 8 * index + pair, scales[a], lanes[a]);
-            }
+            add_pair(&mut lanes, &x, pair, codes, &scaled);
         }
-    });
+    }
     fold(lanes)
 }
 
@@ -140,7 +136,7 @@ fn q8_factors(bytes: &[u8; Q8_STEP]) -> __m512 {
 /// One MXFP4 row times `A` activation rows.
 #[inline]
 #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
-pub(super) fn mxfp4<const A: usize>(row: &[u8], x: [Row32; A]) -> [f32; A] {
+pub(super) fn mxfp4<const A: usize>(row: &[u8], x: [&[Step32]; A]) -> [f32; A] {
     let mut lanes = [_mm512_setzero_ps(); A];
     // Words of the upper 16 bytes of each half are shifted so that their high nibbles come down.
     let shifts = _mm512_set_epi64(
@@ -154,22 +150,20 @@ pub(super) fn mxfp4<const A: usize>(row: &[u8], x: [Row32; A]) -> [f32; A] {
         0,
     );
     let values = load512(&MX_VALUES);
-    steps::<MX_STEP>(row, |index, bytes| {
-        let factors = mx_factors(bytes);
-        let mut scales = [_mm512_setzero_ps(); A];
-        for a in 0..A {
-            scales[a] = scaled(factors, &x[a], index);
-        }
+    let (steps, rest) = row.as_chunks::<MX_STEP>();
+    let mut padded = [0; MX_STEP];
+    for index in 0..row.len().div_ceil(MX_STEP) {
+        let bytes = step_or_rest(steps, rest, index, &mut padded);
+        let x = x.map(|x| &x[index]);
+        let scaled = scaled(mx_factors(bytes), &x);
         for pair in 0..8 {
             let (at, table) = if pair < 7 { (34 * pair, 0) } else { (MX_STEP - 64, 1) };
             let window = load512(bytes_at::<64, MX_STEP>(bytes, at));
             let nibbles = _mm512_srlv_epi16(_mm512_permutexvar_epi8(load512(&MX_CODES[table]), window), shifts);
             let codes = _mm512_permutexvar_epi8(nibbles, values);
-            for a in 0..A {
-                lanes[a] = add_pair(codes, &x[a], 8 * index + pair, scales[a], lanes[a]);
-            }
+            add_pair(&mut lanes, &x, pair, codes, &scaled);
         }
-    });
+    }
     fold(lanes)
 }
 

@@ -1,5 +1,7 @@
 //! Rows of plain floats. Never rounds a weight: F16 and BF16 widen exactly.
 //! Surprising fact: 32 running sums are two registers, the least that hides half of the latency of FMA for one row.
+// Several arrays run over the activation rows side by side.
+#![allow(clippy::needless_range_loop)]
 
 use super::*;
 
@@ -23,35 +25,28 @@ pub(super) fn bf16_values(bytes: &[u8; 64]) -> [__m512; 2] {
     [widen(load256(part::<u8, 32>(bytes, 0))), widen(load256(part::<u8, 32>(bytes, 1)))]
 }
 
-/// One weight row, `B` bytes per 32 values, times `A` rows padded to whole steps of 32.
+/// One weight row, `B` bytes per 32 values, times `A` activation rows.
 #[inline]
 #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
 pub(super) fn dot<const A: usize, const B: usize>(
     row: &[u8],
-    x: [&[f32]; A],
+    x: [&[Floats]; A],
     values: impl Fn(&[u8; B]) -> [__m512; 2],
 ) -> [f32; A] {
     let mut lanes = [[_mm512_setzero_ps(); 2]; A];
     let (steps, rest) = row.as_chunks::<B>();
-    let mut step = |index: usize, bytes: &[u8; B]| {
-        let w = values(bytes);
-        for (lanes, x) in lanes.iter_mut().zip(x) {
-            let x = f32_values(bytemuck::cast_ref(part::<f32, 32>(x, index)));
-            lanes[0] = _mm512_fmadd_ps(w[0], x[0], lanes[0]);
-            lanes[1] = _mm512_fmadd_ps(w[1], x[1], lanes[1]);
+    let mut padded = [0; B];
+    for index in 0..row.len().div_ceil(B) {
+        let w = values(step_or_rest(steps, rest, index, &mut padded));
+        for a in 0..A {
+            let x = f32_values(bytemuck::cast_ref(&x[a][index].0));
+            lanes[a][0] = _mm512_fmadd_ps(w[0], x[0], lanes[a][0]);
+            lanes[a][1] = _mm512_fmadd_ps(w[1], x[1], lanes[a][1]);
         }
-    };
-    for (index, bytes) in steps.iter().enumerate() {
-        step(index, bytes);
-    }
-    if !rest.is_empty() {
-        let mut padded = [0; B];
-        padded[..rest.len()].copy_from_slice(rest);
-        step(steps.len(), &padded);
     }
     let mut out = [0.0; A];
-    for (out, lanes) in out.iter_mut().zip(lanes) {
-        *out = reduce(_mm512_add_ps(lanes[0], lanes[1]), _mm256_setzero_ps());
+    for a in 0..A {
+        out[a] = reduce(_mm512_add_ps(lanes[a][0], lanes[a][1]), _mm256_setzero_ps());
     }
     out
 }

@@ -8,7 +8,7 @@ mod block32;
 mod float;
 
 use super::Tile;
-use crate::backend::cpu::matmul::activations::{self, Row32, Row256};
+use crate::backend::cpu::matmul::activations::{self, Block256, Floats, Step32};
 use crate::quant::QuantType;
 use std::arch::x86_64::*;
 
@@ -30,7 +30,7 @@ pub(super) use has_level;
 
 /// F32, F16 or BF16 weights times `A` rows.
 #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
-pub(super) fn floats<const A: usize>(tile: Tile, x: [&[f32]; A]) {
+pub(super) fn floats<const A: usize>(tile: Tile, x: [&[Floats]; A]) {
     match tile.ty {
         QuantType::F32 => tile.fill(|row| float::dot::<A, 128>(row, x, |bytes| float::f32_values(bytes))),
         QuantType::F16 => tile.fill(|row| float::dot::<A, 64>(row, x, |bytes| float::f16_values(bytes))),
@@ -41,7 +41,7 @@ pub(super) fn floats<const A: usize>(tile: Tile, x: [&[f32]; A]) {
 
 /// Weights in blocks of 32 times `A` rows.
 #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
-pub(super) fn blocks32<const A: usize>(tile: Tile, x: [Row32; A]) {
+pub(super) fn blocks32<const A: usize>(tile: Tile, x: [&[Step32]; A]) {
     match tile.ty {
         QuantType::Q8_0 => tile.fill(|row| block32::q8_0(row, x)),
         QuantType::MXFP4 => tile.fill(|row| block32::mxfp4(row, x)),
@@ -51,7 +51,7 @@ pub(super) fn blocks32<const A: usize>(tile: Tile, x: [Row32; A]) {
 
 /// Weights in blocks of 256 times `A` rows.
 #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
-pub(super) fn blocks256<const A: usize>(tile: Tile, x: [Row256; A]) {
+pub(super) fn blocks256<const A: usize>(tile: Tile, x: [&[Block256]; A]) {
     match tile.ty {
         QuantType::Q2_K => tile.fill(|row| block256::q2_k(row, x)),
         QuantType::Q3_K => tile.fill(|row| block256::q3_k(row, x)),
@@ -64,14 +64,14 @@ pub(super) fn blocks256<const A: usize>(tile: Tile, x: [Row256; A]) {
 
 /// The plain code, compiled for this level.
 #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
-pub(super) fn fill32(x: &[f32], offset: i32, codes: &mut [i8], scales: &mut [f32], offsets: &mut [i32]) {
-    activations::fill32(x, offset, codes, scales, offsets);
+pub(super) fn fill32(x: &[f32], offset: i32, row: &mut [Step32]) {
+    activations::fill32(x, offset, row);
 }
 
 /// The plain code, compiled for this level.
 #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
-pub(super) fn fill256(x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [i16]) {
-    activations::fill256(x, codes, scales, sums);
+pub(super) fn fill256(x: &[f32], row: &mut [Block256]) {
+    activations::fill256(x, row);
 }
 
 /// 64 bytes.
@@ -111,6 +111,20 @@ fn part<T, const N: usize>(values: &[T], index: usize) -> &[T; N] {
 #[inline(always)]
 fn bytes_at<const N: usize, const B: usize>(block: &[u8; B], at: usize) -> &[u8; N] {
     block[at..].first_chunk().expect("inside the block")
+}
+
+/// Part `index` of `steps`, or a copy of the shorter `rest` filled up with zeros.
+#[inline(always)]
+fn step_or_rest<'a, const B: usize>(
+    steps: &'a [[u8; B]],
+    rest: &[u8],
+    index: usize,
+    padded: &'a mut [u8; B],
+) -> &'a [u8; B] {
+    steps.get(index).unwrap_or_else(|| {
+        padded[..rest.len()].copy_from_slice(rest);
+        padded
+    })
 }
 
 /// The fold of `scalar::reduce`: 16 -> 8, minima, 8 -> 4 -> 2 -> 1, and never -0.0.
