@@ -2,6 +2,7 @@
 //! Never imports `backend` or `models`: it fills memory that others lend it.
 
 pub mod convert;
+pub mod expert_cache;
 pub mod gguf;
 pub mod layout;
 pub mod reader;
