@@ -47,13 +47,15 @@ fn rough() -> FakeOptions {
     FakeOptions { jitter: Duration::from_micros(200), short_of_256: 60, ..FakeOptions::default() }
 }
 
-fn readers() -> (Vec<(String, Arc<dyn Reader>)>, tempfile::TempDir) {
+type Named = (String, Arc<dyn Reader>);
+
+fn readers() -> (Vec<Named>, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     std::fs::write(&path, image()).unwrap();
     let buffered = FakeOptions { alignment: Alignment::NONE, ..FakeOptions::default() };
     let page = FakeOptions { alignment: Alignment { offset: 4096, memory: 4096 }, ..rough() };
-    let mut all: Vec<(String, Arc<dyn Reader>)> = vec![
+    let mut all: Vec<Named> = vec![
         ("fake".into(), fake(rough())),
         ("fake buffered".into(), fake(buffered)),
         ("fake 4096".into(), fake(page)),
@@ -152,9 +154,9 @@ fn a_decode_step_costs_one_delay_not_forty_eight() {
         let begun = Instant::now();
         let mut ticket = rows.submit(&asked).unwrap();
         let mut out = vec![0; 24 * ROW];
-        for table in 0..2 {
+        for (table, asked) in asked.iter().enumerate() {
             ticket.wait(table, &mut out).unwrap();
-            assert_rows("decode", table, &asked[table], &out);
+            assert_rows("decode", table, asked, &out);
         }
         best = best.min(begun.elapsed());
     }
@@ -272,10 +274,10 @@ fn batches_overlap() {
     let asked: Vec<[Vec<u64>; 2]> = (0..4).map(|s| [random_rows(s, 0, 500), random_rows(s + 9, 1, 100)]).collect();
     let mut tickets: Vec<_> = asked.iter().map(|a| rows.submit(a).unwrap()).collect();
     for (ticket, asked) in tickets.iter_mut().zip(&asked).rev() {
-        for table in 0..2 {
-            let mut out = vec![0; asked[table].len() * ROW];
+        for (table, asked) in asked.iter().enumerate() {
+            let mut out = vec![0; asked.len() * ROW];
             ticket.wait(table, &mut out).unwrap();
-            assert_rows("overlap", table, &asked[table], &out);
+            assert_rows("overlap", table, asked, &out);
         }
     }
 }

@@ -67,8 +67,8 @@ impl ExpertSupply<CpuBackend> for StreamedExperts {
         phase: Phase,
     ) -> Result<Box<dyn ExpertLease<CpuBackend> + '_>, SupplyError> {
         let phase = match phase {
-            Phase::Prefill => expert_cache::Phase::Prefill,
-            Phase::Decode => expert_cache::Phase::Decode,
+            Phase::Prefill => cache_policy::Phase::Prefill,
+            Phase::Decode => cache_policy::Phase::Decode,
         };
         let found = find_layer(&self.layers, layer)?;
         let lease = self.cache.request(layer, ids, phase).map_err(failed)?;

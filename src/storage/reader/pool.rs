@@ -6,7 +6,6 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -143,7 +142,6 @@ pub(super) struct Pool {
     room: Condvar,
     /// Workers that wait in a ring have an eventfd each.
     bells: Vec<OwnedFd>,
-    next_bell: AtomicUsize,
     check: Box<dyn Fn() -> Result<(), FileChange> + Send + Sync>,
     pub(super) counters: ReadCounters,
 }
@@ -172,7 +170,6 @@ impl Pool {
             work: Condvar::new(),
             room: Condvar::new(),
             bells: parts.bells,
-            next_bell: AtomicUsize::new(0),
             check: parts.check,
             counters: ReadCounters::default(),
         })
@@ -324,10 +321,10 @@ impl Pool {
             }
             return;
         }
-        for _ in 0..pieces.min(self.bells.len()) {
-            let bell = self.next_bell.fetch_add(1, Ordering::Relaxed) % self.bells.len();
+        // All of them, even for one piece: any single worker may be at its bound.
+        for bell in &self.bells {
             // A full counter means that the worker has a ring of the bell pending already.
-            let _ = rustix::io::write(&self.bells[bell], &1u64.to_ne_bytes());
+            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
         }
     }
 
@@ -464,7 +461,8 @@ impl Pool {
         let Piece { op, region, bytes, .. } = piece;
         std::mem::forget(region);
         self.landed_pieces(1);
-        self.end_part(&op, bytes, None, Some(error));
+        // A read that failed has no successor.
+        let _ = self.end_part(&op, bytes, None, Some(error));
     }
 
     fn at(&self, op: &Op) -> ReadAt {
@@ -494,12 +492,17 @@ impl Pool {
     fn end_piece(&self, piece: Piece, error: Option<ReadError>) {
         let Piece { op, region, bytes, .. } = piece;
         self.landed_pieces(1);
-        self.end_part(&op, bytes, Some(region), error);
+        if let Some(next) = self.end_part(&op, bytes, Some(region), error) {
+            // This worker takes one piece itself as soon as it is back from the sink.
+            self.follow_up(next, &op, 1);
+        }
     }
 
     fn end_rest(&self, queued: Queued, error: Option<ReadError>) {
         let Queued { op, rest, bytes, .. } = queued;
-        self.end_part(&op, bytes, Some(rest), error);
+        if let Some(next) = self.end_part(&op, bytes, Some(rest), error) {
+            self.follow_up(next, &op, 0);
+        }
     }
 
     fn landed_pieces(&self, count: usize) {
@@ -511,8 +514,14 @@ impl Pool {
         }
     }
 
-    /// Accounts for `bytes` of the read; tells its sink when these were the last.
-    fn end_part(&self, op: &Arc<Op>, bytes: usize, region: Option<DestRegion>, error: Option<ReadError>) {
+    /// Accounts for `bytes` of the read; tells its sink when these were the last, and returns the read that the sink wants next.
+    fn end_part(
+        &self,
+        op: &Arc<Op>,
+        bytes: usize,
+        region: Option<DestRegion>,
+        error: Option<ReadError>,
+    ) -> Option<ReadRequest> {
         let mut end = op.end.lock();
         if end.error.is_none() {
             end.error = error;
@@ -520,7 +529,7 @@ impl Pool {
         end.held = region;
         end.bytes_left -= bytes;
         if end.bytes_left > 0 {
-            return;
+            return None;
         }
         let (held, error) = (end.held.take(), end.error.take());
         drop(end);
@@ -544,14 +553,11 @@ impl Pool {
             }
         };
         let landed_well = result.is_ok();
-        let next = op.sink.landed(op.tag, result);
-        if let Some(request) = next.filter(|_| landed_well) {
-            self.follow_up(request, op);
-        }
+        op.sink.landed(op.tag, result).filter(|_| landed_well)
     }
 
     /// Queues what a sink handed back, past the bound: it takes the place of a read that has just left.
-    fn follow_up(&self, request: ReadRequest, before: &Op) {
+    fn follow_up(&self, request: ReadRequest, before: &Op, workers_awake: usize) {
         match self.prepare(request, before.batch, Arc::clone(&before.sink)) {
             Prepared::Ended(queued, error) => self.end_rest(queued, error),
             Prepared::Read(queued) => {
@@ -561,9 +567,10 @@ impl Pool {
                     let error = ReadError::Stopped(queued.op.label.clone());
                     return self.end_rest(queued, Some(error));
                 }
+                let pieces = queued.bytes.div_ceil(self.limits.piece_bytes);
                 state.push(queued);
                 drop(state);
-                self.wake(1);
+                self.wake(pieces - workers_awake);
             }
         }
     }
