@@ -116,7 +116,7 @@ impl Engine {
         let prepared = prepare(options)?;
         accept(&prepared);
         let threads = options.threads.unwrap_or_else(sys::cpu_count);
-        let backend = Arc::new(CpuBackend::new(threads, options.arithmetic, options.simd)?);
+        let backend = Arc::new(CpuBackend::new(threads, options.arithmetic)?);
         let loaded = load_weights(&prepared, options.is_streaming, threads, progress)?;
         let source = FileWeights::new(&prepared.file, Arc::clone(&loaded));
         let model = models::load(&FileMetadata(prepared.file.metadata()), Arc::clone(&backend), &source)?;
