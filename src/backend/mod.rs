@@ -73,6 +73,11 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Short name for messages and reports.
     fn name(&self) -> &'static str;
 
+    /// Runs `f`, with many ops inside, where handing them to the device costs least.
+    fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
+        f()
+    }
+
     /// Zeroed memory for `len` values.
     fn alloc(&self, what: &'static str, len: usize) -> Result<Self::Buf, BackendError>;
     /// Zeroed memory for `len` ids.
@@ -137,12 +142,8 @@ pub trait Backend: Sized + Send + Sync + 'static {
     fn attention(&self, op: ops::Attention<'_, Self>, out: &mut Self::Buf) -> Result<(), BackendError>;
 
     /// `ids = weights = [rows, k]`: chosen experts by falling biased score.
-    fn route(
-        &self,
-        op: ops::Route<'_, Self>,
-        ids: &mut Self::Ids,
-        weights: &mut Self::Buf,
-    ) -> Result<(), BackendError>;
+    fn route(&self, op: ops::Route<'_, Self>, ids: &mut Self::Ids, weights: &mut Self::Buf)
+    -> Result<(), BackendError>;
     /// `out = [range.len(), width]`: the rows named by `indices[range]`.
     fn gather_rows(&self, op: ops::MoveRows<'_, Self>, out: &mut Self::Buf) -> Result<(), BackendError>;
     /// Row `i` of `src` goes to row `indices[range.start + i]` of `dst`.

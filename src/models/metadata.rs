@@ -42,8 +42,10 @@ pub enum ConfigError {
     WrongType { key: String, expected: &'static str, found: &'static str },
     #[error("metadata key {key} is {value}: {reason}")]
     Unusable { key: String, value: String, reason: String },
-    #[error("metadata key {key} belongs to another dialect ({dialect}) of this architecture; \
-             convert the original checkpoint with ds4-gguf convert")]
+    #[error(
+        "metadata key {key} belongs to another dialect ({dialect}) of this architecture; \
+             convert the original checkpoint with ds4-gguf convert"
+    )]
     Dialect { key: String, dialect: &'static str },
     #[error("architecture {arch} is not supported; this build runs {supported}")]
     Architecture { arch: String, supported: String },

@@ -52,7 +52,7 @@ pub enum Want {
 }
 
 /// Receives `(position, logits of the vocabulary)`, by rising position.
-pub type LogitSink<'a> = dyn FnMut(usize, &[f32]) + 'a;
+pub type LogitSink<'a> = dyn FnMut(usize, &[f32]) + Send + 'a;
 
 /// One sequence of tokens running through one model. Object safe, so that a session need not know the architecture.
 pub trait ModelRunner: Send {
@@ -139,12 +139,11 @@ pub const ARCHITECTURES: &[&str] = &[deepseek41::ARCH];
 fn architecture(view: &dyn MetadataView) -> Result<&'static str, ConfigError> {
     const KEY: &str = "general.architecture";
     match view.get(KEY) {
-        Some(MetaValue::Text(arch)) => {
-            ARCHITECTURES.iter().copied().find(|known| *known == arch).ok_or_else(|| ConfigError::Architecture {
-                arch: arch.into(),
-                supported: ARCHITECTURES.join(", "),
-            })
-        }
+        Some(MetaValue::Text(arch)) => ARCHITECTURES
+            .iter()
+            .copied()
+            .find(|known| *known == arch)
+            .ok_or_else(|| ConfigError::Architecture { arch: arch.into(), supported: ARCHITECTURES.join(", ") }),
         _ => Err(ConfigError::Missing { key: KEY.into() }),
     }
 }

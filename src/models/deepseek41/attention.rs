@@ -43,13 +43,8 @@ impl<B: Backend> Pass<'_, B> {
         ctx.backend.rope(ctx.rope(layer, 1, c.head_dim), &mut w.kv)?;
         ctx.round(CacheFormat::Fp8Block32, ctx.rows * c.head_dim, &mut w.kv)?;
         let slots = self.state.window_slots;
-        let op = ops::StoreRows {
-            src: &w.kv,
-            rows: ctx.rows,
-            width: c.head_dim,
-            first_slot: ctx.first_pos % slots,
-            slots,
-        };
+        let op =
+            ops::StoreRows { src: &w.kv, rows: ctx.rows, width: c.head_dim, first_slot: ctx.first_pos % slots, slots };
         ctx.backend.store_rows(op, &mut self.state.windows[layer])
     }
 

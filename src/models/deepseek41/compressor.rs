@@ -60,11 +60,7 @@ impl<B: Backend> Pass<'_, B> {
             width,
             first_pos: ctx.first_pos,
         };
-        let out = ops::PairsOut {
-            pooled: &mut w.pooled,
-            open_values: &mut next.values,
-            open_gates: &mut next.gates,
-        };
+        let out = ops::PairsOut { pooled: &mut w.pooled, open_values: &mut next.values, open_gates: &mut next.gates };
         let closed = ctx.backend.pool_pairs(op, out)?;
         ctx.norm(&w.pooled, &weights.norm, (closed, width), &mut w.latent)?;
         Ok(closed)

@@ -158,7 +158,12 @@ impl Config {
             (self.rotary <= self.head_dim, "qk_rope_head_dim", self.rotary, "wider than head_dim"),
             (self.rotary <= self.index_dim, "qk_rope_head_dim", self.rotary, "wider than index_head_dim"),
             (self.heads.is_multiple_of(self.o_groups), "o_groups", self.o_groups, "must divide num_attention_heads"),
-            (self.experts_per_token <= self.experts, "num_experts_per_tok", self.experts_per_token, "more than experts"),
+            (
+                self.experts_per_token <= self.experts,
+                "num_experts_per_tok",
+                self.experts_per_token,
+                "more than experts",
+            ),
             (self.rms_eps >= 0.0, "rms_norm_eps", 0, "must not be negative"),
             (self.hc_eps > 0.0, "hc_eps", 0, "must be above zero"),
             (
@@ -225,13 +230,12 @@ impl Config {
 
 /// Names a key that only other converters write (spec 1.3, last paragraph).
 fn refuse_other_dialects(view: &dyn MetadataView) -> Result<(), ConfigError> {
-    const FOREIGN: [(&str, &str); 8] = [
+    const FOREIGN: [(&str, &str); 7] = [
         ("block_count", "llama.cpp"),
         ("embedding_length", "llama.cpp"),
         ("attention.kv_source_layer_ids", "llama.cpp"),
         ("attention.compress_ratios", "llama.cpp"),
         ("hyper_connection.count", "llama.cpp"),
-        ("engram.head_count", "llama.cpp"),
         ("engram.hash_primes", "engram.hash_* names"),
         ("kv_source_layers", "engram.hash_* names"),
     ];

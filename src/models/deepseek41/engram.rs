@@ -75,13 +75,7 @@ impl EngramConfig {
 
 impl<B: Backend> Pass<'_, B> {
     /// Spec 4.5 before the attention of `layer`, with the bytes of the table's rows: `[rows, columns, row_bytes]`.
-    pub fn engram(
-        &mut self,
-        layer: usize,
-        rows: &[u64],
-        bytes: &[u8],
-        host: &mut Vec<f32>,
-    ) -> Result<(), ModelError> {
+    pub fn engram(&mut self, layer: usize, rows: &[u64], bytes: &[u8], host: &mut Vec<f32>) -> Result<(), ModelError> {
         let (ctx, c) = (self.ctx, self.ctx.config);
         let engram = c.engram.as_ref().expect("a layer with a table has a configuration");
         let width = engram.columns() * engram.width;

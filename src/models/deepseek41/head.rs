@@ -12,7 +12,12 @@ use crate::models::probe::Point;
 
 impl<B: Backend> Pass<'_, B> {
     /// Logits of `rows` of the chunk, handed to `sink` one row at a time.
-    pub fn head(&mut self, rows: Range<usize>, host: &mut Vec<f32>, sink: &mut LogitSink<'_>) -> Result<(), BackendError> {
+    pub fn head(
+        &mut self,
+        rows: Range<usize>,
+        host: &mut Vec<f32>,
+        sink: &mut LogitSink<'_>,
+    ) -> Result<(), BackendError> {
         for first in rows.clone().step_by(LOGIT_ROWS_MAX) {
             let tile = first..rows.end.min(first + LOGIT_ROWS_MAX);
             self.head_tile(tile, host, sink)?;

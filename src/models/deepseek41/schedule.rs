@@ -64,15 +64,14 @@ pub fn read(keys: &Keys<'_>, table_layers: &[usize]) -> Result<Schedule, ConfigE
         };
         if plan.ratio > 0 {
             let refuse = |key: &str, reason: String| ConfigError::unusable(&keys.key(key), layer, reason);
-            let owner = latest(&owners, layer).ok_or_else(|| {
-                refuse("kv_source_layer_ids", "no layer up to this one makes compressed rows".into())
-            })?;
-            let selector = latest(&index_sources, layer).ok_or_else(|| {
-                refuse("index_source_layer_ids", "no layer up to this one makes a selection".into())
-            })?;
-            let keyed = (0..=owner).rev().find(|o| index_sources.contains(&owners[*o])).ok_or_else(|| {
-                refuse("index_source_layer_ids", "no layer up to this one makes index keys".into())
-            })?;
+            let owner = latest(&owners, layer)
+                .ok_or_else(|| refuse("kv_source_layer_ids", "no layer up to this one makes compressed rows".into()))?;
+            let selector = latest(&index_sources, layer)
+                .ok_or_else(|| refuse("index_source_layer_ids", "no layer up to this one makes a selection".into()))?;
+            let keyed = (0..=owner)
+                .rev()
+                .find(|o| index_sources.contains(&owners[*o]))
+                .ok_or_else(|| refuse("index_source_layer_ids", "no layer up to this one makes index keys".into()))?;
             for source in [owners[owner], index_sources[selector], owners[keyed]] {
                 if ratios[source] != ratios[layer] {
                     let reason = format!("it borrows from layer {source}, which has another ratio");
