@@ -73,6 +73,11 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Short name for messages and reports.
     fn name(&self) -> &'static str;
 
+    /// Runs `f`, with many ops inside, where handing them to the device costs least.
+    fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
+        f()
+    }
+
     /// Zeroed memory for `len` values.
     fn alloc(&self, what: &'static str, len: usize) -> Result<Self::Buf, BackendError>;
     /// Zeroed memory for `len` ids.

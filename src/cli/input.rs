@@ -26,8 +26,11 @@ pub fn model_path(cli: &Cli) -> Result<(PathBuf, Option<String>), CliError> {
         return Ok((PathBuf::from(DEFAULT_MODEL), None));
     }
     let beside_program = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join(BUNDLED_MODEL)));
-    let candidates =
-        [Some(PathBuf::from(BUNDLED_MODEL)), beside_program, Some(Path::new(env!("CARGO_MANIFEST_DIR")).join(BUNDLED_MODEL))];
+    let candidates = [
+        Some(PathBuf::from(BUNDLED_MODEL)),
+        beside_program,
+        Some(Path::new(env!("CARGO_MANIFEST_DIR")).join(BUNDLED_MODEL)),
+    ];
     match candidates.into_iter().flatten().find(|path| path.exists()) {
         Some(path) => {
             let notice = format!("no -m and no {DEFAULT_MODEL} here: using the bundled small model {}", path.display());
@@ -65,7 +68,9 @@ pub fn prompt(cli: &Cli) -> Result<Option<Prompt>, CliError> {
         Prompt::Tokens(tokens) => tokens.is_empty(),
     };
     if is_empty {
-        return Err(CliError::usage("the prompt is empty; give it some text, or leave -p out for an interactive session"));
+        return Err(CliError::usage(
+            "the prompt is empty; give it some text, or leave -p out for an interactive session",
+        ));
     }
     Ok(Some(prompt))
 }
@@ -84,13 +89,14 @@ pub fn text_file(path: &Path) -> Result<String, CliError> {
     let bytes = std::fs::read(path).map_err(unreadable)?;
     String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
-        CliError::failed(format!("{shown} is not UTF-8 text (first bad byte at {at}); convert it, for example with iconv"))
+        CliError::failed(format!(
+            "{shown} is not UTF-8 text (first bad byte at {at}); convert it, for example with iconv"
+        ))
     })
 }
 
 fn tokens_file(path: &Path) -> Result<Vec<TokenId>, CliError> {
     let text = text_file(path)?;
-    serde_json::from_str(&text).map_err(|e| {
-        CliError::failed(format!("{} is not a JSON array of token ids: {e}", path.display()))
-    })
+    serde_json::from_str(&text)
+        .map_err(|e| CliError::failed(format!("{} is not a JSON array of token ids: {e}", path.display())))
 }

@@ -69,7 +69,11 @@ fn simd(choice: SimdChoice) -> Result<Option<SimdLevel>, CliError> {
     };
     let best = SimdLevel::detect();
     if wanted > best {
-        return Err(CliError::usage(format!("--simd {}: this processor offers {} at most", wanted.name(), best.name())));
+        return Err(CliError::usage(format!(
+            "--simd {}: this processor offers {} at most",
+            wanted.name(),
+            best.name()
+        )));
     }
     Ok(Some(wanted))
 }
@@ -98,7 +102,8 @@ pub fn show_plan(prepared: &Prepared, options: &EngineOptions) {
 /// # Errors
 /// Whatever keeps the model from running.
 pub fn open(options: &EngineOptions, interrupt: &Interrupt) -> Result<Engine, CliError> {
-    let meters = Mutex::new((Meter::new("loading weights", Unit::Bytes), Meter::new("preloading experts", Unit::Bytes)));
+    let meters =
+        Mutex::new((Meter::new("loading weights", Unit::Bytes), Meter::new("preloading experts", Unit::Bytes)));
     let progress = |step: Step, done: u64, total: u64| {
         if interrupt.is_set() {
             note("interrupted");

@@ -141,14 +141,16 @@ impl<'a> Repl<'a> {
             top_logprobs: 0,
             want: Want::Last,
         };
-        let rules = StopRules::new(engine.tokenizer().eos().into_iter().collect(), Vec::new()).map_err(CliError::usage)?;
+        let rules =
+            StopRules::new(engine.tokenizer().eos().into_iter().collect(), Vec::new()).map_err(CliError::usage)?;
         let interrupt = self.interrupt;
         let mut failure = None;
-        let answer = generate(timeline, engine.tokenizer(), &mut self.sampler, rules, &options, &mut watcher, &mut |piece| {
-            failure = output::answer(piece.text).err();
-            if failure.is_some() || interrupt.is_set() { Flow::Stop } else { Flow::Continue }
-        })
-        .map_err(from_generate)?;
+        let answer =
+            generate(timeline, engine.tokenizer(), &mut self.sampler, rules, &options, &mut watcher, &mut |piece| {
+                failure = output::answer(piece.text).err();
+                if failure.is_some() || interrupt.is_set() { Flow::Stop } else { Flow::Continue }
+            })
+            .map_err(from_generate)?;
         output::line("").map_err(CliError::failed)?;
         interrupt.clear();
         let (reasoning, content) = split_reasoning(&answer.text);

@@ -7,8 +7,7 @@ use crate::units::Bytes;
 
 /// Lines of the report.
 pub fn lines(stats: &RunStats) -> Vec<String> {
-    let mut lines =
-        vec![format!("prefill: {:.2} t/s, generation: {:.2} t/s", stats.prefill_tps, stats.decode_tps)];
+    let mut lines = vec![format!("prefill: {:.2} t/s, generation: {:.2} t/s", stats.prefill_tps, stats.decode_tps)];
     if stats.is_streaming {
         lines.extend(streaming(stats));
     }
@@ -22,11 +21,7 @@ pub fn lines(stats: &RunStats) -> Vec<String> {
             stats.row_wait_ms
         ));
     }
-    lines.push(format!(
-        "memory: peak {}, planned {}",
-        Bytes(stats.peak_rss_bytes),
-        Bytes(stats.planned_bytes)
-    ));
+    lines.push(format!("memory: peak {}, planned {}", Bytes(stats.peak_rss_bytes), Bytes(stats.planned_bytes)));
     lines
 }
 

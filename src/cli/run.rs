@@ -54,7 +54,9 @@ pub fn run(cli: &Cli) -> Result<(), CliError> {
             let tokens = prompt_tokens(cli, engine.tokenizer(), engine.prepared.config.arch(), &prompt)?;
             tasks::consistency(&engine, &tokens, single as usize)
         }
-        (None, None, Some(_)) => Err(CliError::usage("--decode-consistency needs a prompt: add -p, --prompt-file or --tokens-file")),
+        (None, None, Some(_)) => {
+            Err(CliError::usage("--decode-consistency needs a prompt: add -p, --prompt-file or --tokens-file"))
+        }
         (None, Some(prompt), None) => answer_once(cli, &engine, sampler, &interrupt, &prompt),
         (None, None, None) => repl::run(cli, &engine, sampler, &interrupt),
     }
@@ -152,16 +154,18 @@ fn answer_once(
             top_logprobs: if logprobs.is_some() { cli.diagnosis.logprobs_top_k as usize } else { 0 },
             want,
         };
-        let rules = StopRules::new(engine.tokenizer().eos().into_iter().collect(), Vec::new()).map_err(CliError::usage)?;
+        let rules =
+            StopRules::new(engine.tokenizer().eos().into_iter().collect(), Vec::new()).map_err(CliError::usage)?;
         let mut failure = None;
-        let answer = generate(&mut timeline, engine.tokenizer(), &mut sampler, rules, &options, &mut watcher, &mut |piece| {
-            if let (Some(file), Some(choice)) = (&mut logprobs, piece.choice) {
-                file.push(engine.tokenizer(), choice, piece.top);
-            }
-            failure = output::answer(piece.text).err();
-            if failure.is_some() || interrupt.is_set() { Flow::Stop } else { Flow::Continue }
-        })
-        .map_err(from_generate)?;
+        let answer =
+            generate(&mut timeline, engine.tokenizer(), &mut sampler, rules, &options, &mut watcher, &mut |piece| {
+                if let (Some(file), Some(choice)) = (&mut logprobs, piece.choice) {
+                    file.push(engine.tokenizer(), choice, piece.top);
+                }
+                failure = output::answer(piece.text).err();
+                if failure.is_some() || interrupt.is_set() { Flow::Stop } else { Flow::Continue }
+            })
+            .map_err(from_generate)?;
         if let Some(error) = failure {
             return Err(CliError::failed(format!("cannot write the answer: {error}")));
         }

@@ -64,7 +64,8 @@ pub fn perplexity(cli: &Cli, engine: &Engine, interrupt: &Interrupt, text: &str)
     let window = timeline.ctx();
     let mut watcher = RunWatcher::new(interrupt);
     let started = Instant::now();
-    let sum = likelihood::measure(&mut timeline, &tokens, tokenizer.bos(), window, &mut watcher).map_err(from_session)?;
+    let sum =
+        likelihood::measure(&mut timeline, &tokens, tokenizer.bos(), window, &mut watcher).map_err(from_session)?;
     let elapsed = started.elapsed();
     line(&format!(
         "perplexity: {:.4}, nll: {:.5} nats/token, top-1: {:.2} %, {} tokens in {} windows of {window}",

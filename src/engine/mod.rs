@@ -16,6 +16,7 @@ use cache_policy::Lru;
 use cache_policy::plan::{Plan, PlanError};
 
 use crate::backend::cpu::CpuBackend;
+use crate::backend::cpu::simd::SimdLevel;
 use crate::backend::{Backend, BackendError};
 use crate::models::metadata::ConfigError;
 use crate::models::supply::{ExpertSupply, RowSupply};
@@ -69,7 +70,9 @@ pub enum EngineError {
     Model(#[from] ModelError),
     #[error(transparent)]
     Backend(#[from] BackendError),
-    #[error("the file holds experts of a layer in tensors that were not loaded; convert it again with ds4-gguf convert")]
+    #[error(
+        "the file holds experts of a layer in tensors that were not loaded; convert it again with ds4-gguf convert"
+    )]
     ExpertTensors,
     #[error(
         "a context of {ctx} tokens needs {needed} of state and scratch, {room} can be had; use a smaller context or restart with a \
@@ -116,7 +119,8 @@ impl Engine {
         let prepared = prepare(options)?;
         accept(&prepared);
         let threads = options.threads.unwrap_or_else(sys::cpu_count);
-        let backend = Arc::new(CpuBackend::new(threads, options.arithmetic)?);
+        let backend =
+            Arc::new(CpuBackend::new(threads, options.arithmetic, options.simd.unwrap_or_else(SimdLevel::detect))?);
         let loaded = load_weights(&prepared, options.is_streaming, threads, progress)?;
         let source = FileWeights::new(&prepared.file, Arc::clone(&loaded));
         let model = models::load(&FileMetadata(prepared.file.metadata()), Arc::clone(&backend), &source)?;
@@ -250,7 +254,8 @@ fn preload(cache: &ExpertCache, prepared: &Prepared, progress: &OnProgress<'_>) 
         return Ok((0, Bytes(0)));
     }
     let per_expert = prepared.plan.cache.0 / prepared.plan.cache_slots.max(1);
-    let report = cache.preload(&keys, &mut |p| progress(Step::Preload, p.experts_done * per_expert, p.experts_total * per_expert))?;
+    let report = cache
+        .preload(&keys, &mut |p| progress(Step::Preload, p.experts_done * per_expert, p.experts_total * per_expert))?;
     if report.is_cut_short {
         return Err(EngineError::Interrupted);
     }

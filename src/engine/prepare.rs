@@ -77,7 +77,9 @@ fn runner_options(options: &EngineOptions, config: &dyn ModelConfig, notices: &m
     let trained = config.positions_max();
     let ctx = options.ctx.unwrap_or(trained.min(CTX_DEFAULT_MAX));
     if ctx > trained {
-        notices.push(format!("--ctx {ctx} goes beyond the {trained} positions the model was trained for; answers may degrade there"));
+        notices.push(format!(
+            "--ctx {ctx} goes beyond the {trained} positions the model was trained for; answers may degrade there"
+        ));
     }
     let chunk = options.chunk.unwrap_or(CHUNK_DEFAULT).min(ctx);
     RunnerOptions { ctx, chunk, kv_exact: options.kv_exact }
@@ -141,6 +143,9 @@ pub(super) fn tensors_to_load(file: &GgufFile, layout: &Layout, is_streaming: bo
         .iter()
         .enumerate()
         .filter(|(index, t)| layout.resident.contains(index) || (!is_streaming && is_expert(&t.name)))
-        .map(|(_, t)| TensorExtent { name: t.name.clone(), extent: crate::storage::layout::Extent { offset: t.offset, len: t.bytes } })
+        .map(|(_, t)| TensorExtent {
+            name: t.name.clone(),
+            extent: crate::storage::layout::Extent { offset: t.offset, len: t.bytes },
+        })
         .collect()
 }

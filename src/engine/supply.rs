@@ -97,9 +97,8 @@ pub struct ResidentExperts {
 impl ResidentExperts {
     /// Experts of `layers` whose tensors were loaded; `None` if one was not.
     pub fn new(weights: Arc<ResidentWeights>, layers: Vec<LayerExperts>) -> Option<Self> {
-        let position = |layer: &LayerExperts, part: &str| {
-            weights.index(&format!("blk.{}.ffn_{part}_exps.weight", layer.layer.0))
-        };
+        let position =
+            |layer: &LayerExperts, part: &str| weights.index(&format!("blk.{}.ffn_{part}_exps.weight", layer.layer.0));
         let tensors = layers
             .iter()
             .map(|l| Some([position(l, "gate")?, position(l, "up")?, position(l, "down")?]))

@@ -52,7 +52,7 @@ pub enum Want {
 }
 
 /// Receives `(position, logits of the vocabulary)`, by rising position.
-pub type LogitSink<'a> = dyn FnMut(usize, &[f32]) + 'a;
+pub type LogitSink<'a> = dyn FnMut(usize, &[f32]) + Send + 'a;
 
 /// One sequence of tokens running through one model. Object safe, so that a session need not know the architecture.
 pub trait ModelRunner: Send {

@@ -42,8 +42,8 @@ pub enum Point {
     HeadIn,
 }
 
-/// Receives what it wants to see. All calls are made on the thread that runs the pass.
-pub trait Probe {
+/// Receives what it wants to see, one call at a time.
+pub trait Probe: Send {
     /// Whether values of `point` are to be handed out.
     fn wants(&self, point: Point) -> bool;
 

@@ -41,7 +41,7 @@ pub struct SyncReport {
 }
 
 /// Who watches a timeline while it computes.
-pub trait Watcher {
+pub trait Watcher: Send {
     /// `done` of `total` prompt tokens are computed.
     fn prefill(&mut self, done: usize, total: usize) -> Flow {
         let _ = (done, total);

@@ -4,7 +4,7 @@
 
 use std::cell::RefCell;
 
-use super::{CpuBackend, lanes, threads::Threads};
+use super::{CpuBackend, lanes, parts::parts, pool::Pool};
 use crate::backend::ops::Attention;
 
 thread_local! {
@@ -12,12 +12,12 @@ thread_local! {
     static SCRATCH: RefCell<(Vec<usize>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
 }
 
-pub fn attention(threads: &Threads, op: Attention<'_, CpuBackend>, out: &mut [f32]) {
+pub fn attention(pool: &Pool, op: Attention<'_, CpuBackend>, out: &mut [f32]) {
     // Heads of one task share the rows in the nearest cache.
     let block = [8, 4, 2].into_iter().find(|b| op.heads.is_multiple_of(*b)).unwrap_or(1);
     let (blocks, part) = (op.heads / block, block * op.width);
     let keys_max = op.window_len + op.compressed.as_ref().map_or(0, |c| c.k);
-    threads.parts(&mut out[..op.rows * op.heads * op.width], part, 2 * part * keys_max, |i, out| {
+    parts(pool, &mut out[..op.rows * op.heads * op.width], part, 2 * part * keys_max, |i, out| {
         SCRATCH.with_borrow_mut(|(keys, weights)| {
             let (r, head) = (i / blocks, i % blocks * block);
             let window = list_keys(&op, r, keys);

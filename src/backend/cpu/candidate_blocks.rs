@@ -1,13 +1,13 @@
 //! Candidate stage of the selection (spec 3.7, layer 20): the best blocks of neighbouring compressed rows.
 //! Never marks a block that the row does not see. Surprising fact: the newest block, partial or not, is always in.
 
-use super::{CpuBackend, ranking, threads::Threads};
+use super::{CpuBackend, parts::parts, pool::Pool, ranking};
 use crate::backend::ops::CandidateBlocks;
 
-pub fn candidate_blocks(threads: &Threads, op: CandidateBlocks<'_, CpuBackend>, mask: &mut [i32]) {
+pub fn candidate_blocks(pool: &Pool, op: CandidateBlocks<'_, CpuBackend>, mask: &mut [i32]) {
     let part = &mut mask[op.rows.start * op.words..op.rows.end * op.words];
     let cost = op.visible.groups(op.rows.end.saturating_sub(1)) * 2;
-    threads.parts(part, op.words, cost, |at, words| {
+    parts(pool, part, op.words, cost, |at, words| {
         let visible = op.visible.groups(op.rows.start + at);
         let blocks = visible.div_ceil(op.block);
         let mut best: Vec<u32> = (0..blocks as u32).collect();

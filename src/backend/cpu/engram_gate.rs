@@ -2,14 +2,14 @@
 //! Never mixes streams: each has its own key and gate, all share one value. Surprising fact: the gate takes the square
 //! root of the similarity's magnitude and then puts its sign back.
 
-use super::{CpuBackend, lanes, threads::Threads};
+use super::{CpuBackend, lanes, parts::parts2, pool::Pool};
 use crate::backend::ops::EngramGate;
 
-pub fn engram_gate(threads: &Threads, op: EngramGate<'_, CpuBackend>, streams: &mut [f32], gates: &mut [f32]) {
+pub fn engram_gate(pool: &Pool, op: EngramGate<'_, CpuBackend>, streams: &mut [f32], gates: &mut [f32]) {
     let (n, hidden) = (op.stream_count, op.hidden);
     let norm = 1.0 / (hidden as f32).sqrt();
     let streams = (&mut streams[..op.rows * n * hidden], n * hidden);
-    threads.parts2(streams, (&mut gates[..op.rows * n], n), 6 * n * hidden, |r, streams, gates| {
+    parts2(pool, streams, (&mut gates[..op.rows * n], n), 6 * n * hidden, |r, streams, gates| {
         let (keys, value) = op.keys_value[r * (n + 1) * hidden..][..(n + 1) * hidden].split_at(n * hidden);
         for (i, (stream, gate)) in streams.chunks_exact_mut(hidden).zip(gates).enumerate() {
             let part = i * hidden..(i + 1) * hidden;

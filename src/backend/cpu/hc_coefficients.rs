@@ -2,17 +2,17 @@
 //! Never touches the streams beyond their norm. Surprising fact: the norm factor is applied to the mixed values, so the
 //! matrix product runs over raw streams; mathematically that is the same.
 
-use super::{CpuBackend, lanes, threads::Threads};
+use super::{CpuBackend, lanes, parts::parts2, pool::Pool};
 use crate::backend::ops::{HcCoefficients, HcOut};
 
-pub fn hc_coefficients(threads: &Threads, op: HcCoefficients<'_, CpuBackend>, out: HcOut<'_, CpuBackend>) {
+pub fn hc_coefficients(pool: &Pool, op: HcCoefficients<'_, CpuBackend>, out: HcOut<'_, CpuBackend>) {
     let n = op.stream_count;
     let (row_len, mix_len) = (n * op.hidden, n * (n + 2));
     let (base, scale) = (&op.base[..mix_len], &op.scale[..3]);
     // One output row is (pre, post) beside comb; both are split over the rows alike.
     let mut weights = vec![0.0f32; op.rows * 2 * n];
     let comb = &mut out.comb[..op.rows * n * n];
-    threads.parts2((&mut weights, 2 * n), (comb, n * n), row_len, |r, weights, comb| {
+    parts2(pool, (&mut weights, 2 * n), (comb, n * n), row_len, |r, weights, comb| {
         let factor = lanes::rms_factor(&op.streams[r * row_len..][..row_len], op.rms_eps);
         let mix = &op.mix[r * mix_len..][..mix_len];
         let value = |i: usize, group: usize| mix[i] * factor * scale[group] + base[i];
@@ -60,7 +60,7 @@ mod tests {
     /// Spec appendix: with mix and base 0, pre is 0.500001, post 1 and the combination 1/4 each.
     #[test]
     fn zero_mix_gives_even_coefficients() {
-        let threads = Threads::new(1).unwrap();
+        let pool = Pool::new(1).unwrap();
         let (mut pre, mut post, mut comb) = (vec![0.0; 4], vec![0.0; 4], vec![0.0; 16]);
         let (streams, mix, base, scale) = (vec![1.0; 32], vec![0.0; 24], vec![0.0; 24], vec![1.0; 3]);
         let op = HcCoefficients {
@@ -75,7 +75,7 @@ mod tests {
             hc_eps: 1e-6,
             iterations: 20,
         };
-        hc_coefficients(&threads, op, HcOut { pre: &mut pre, post: &mut post, comb: &mut comb });
+        hc_coefficients(&pool, op, HcOut { pre: &mut pre, post: &mut post, comb: &mut comb });
         assert!(pre.iter().all(|v| (v - 0.500001).abs() < 1e-7), "{pre:?}");
         assert!(post.iter().all(|v| (v - 1.0).abs() < 1e-7), "{post:?}");
         assert!(comb.iter().all(|v| (v - 0.25).abs() < 2e-6), "{comb:?}");

@@ -2,15 +2,15 @@
 //! Never scores a key that the row does not see. Surprising fact: negative dots count as zero before the head weights,
 //! which may themselves be negative.
 
-use super::{CpuBackend, lanes, threads::Threads};
+use super::{CpuBackend, lanes, parts::parts, pool::Pool};
 use crate::backend::ops::{IndexScores, SCORE_STRIDE};
 
-pub fn index_scores(threads: &Threads, op: IndexScores<'_, CpuBackend>, scores: &mut [f32]) {
+pub fn index_scores(pool: &Pool, op: IndexScores<'_, CpuBackend>, scores: &mut [f32]) {
     let (heads, width) = (op.heads, op.width);
     assert!(op.stride.is_multiple_of(SCORE_STRIDE), "score rows are whole tasks of {SCORE_STRIDE} keys");
     let tasks_per_row = op.stride / SCORE_STRIDE;
     let scores = &mut scores[..op.rows.len() * op.stride];
-    threads.parts(scores, SCORE_STRIDE, SCORE_STRIDE * heads * width, |task, out| {
+    parts(pool, scores, SCORE_STRIDE, SCORE_STRIDE * heads * width, |task, out| {
         let r = op.rows.start + task / tasks_per_row;
         let first = task % tasks_per_row * SCORE_STRIDE;
         let visible = op.visible.groups(r).saturating_sub(first).min(SCORE_STRIDE);

@@ -15,9 +15,9 @@ mod index_scores;
 mod lanes;
 pub mod matmul;
 mod move_rows;
+mod parts;
 pub mod pool;
 mod pool_pairs;
-mod product;
 mod ranking;
 mod rms_norm;
 mod rope;
@@ -27,16 +27,17 @@ mod select_rows;
 pub mod simd;
 mod store_rows;
 mod swiglu;
-mod threads;
 
 use super::{Backend, BackendError, SharedBytes, ops};
 use crate::quant::QuantType;
-use matmul::{Arithmetic, MatView};
-use threads::Threads;
+use matmul::{Arithmetic, Kernels, MatView};
+use pool::Pool;
+use simd::SimdLevel;
 
 /// Ops on the processor's own memory.
 pub struct CpuBackend {
-    threads: Threads,
+    pool: Pool,
+    kernels: Kernels,
     arithmetic: Arithmetic,
 }
 
@@ -49,9 +50,14 @@ pub struct CpuMat {
 }
 
 impl CpuBackend {
-    /// A backend with `threads` workers.
-    pub fn new(threads: usize, arithmetic: Arithmetic) -> Result<Self, BackendError> {
-        Ok(Self { threads: Threads::new(threads)?, arithmetic })
+    /// A backend with `threads` workers; `level` is lowered to what the machine has.
+    pub fn new(threads: usize, arithmetic: Arithmetic, level: SimdLevel) -> Result<Self, BackendError> {
+        let pool = Pool::new(threads).map_err(|e| BackendError::Threads {
+            backend: "cpu",
+            threads,
+            reason: e.source.to_string(),
+        })?;
+        Ok(Self { pool, kernels: Kernels::new(level), arithmetic })
     }
 }
 
@@ -71,6 +77,10 @@ impl Backend for CpuBackend {
 
     fn name(&self) -> &'static str {
         "cpu"
+    }
+
+    fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
+        self.pool.run(f)
     }
 
     fn alloc(&self, what: &'static str, len: usize) -> Result<Vec<f32>, BackendError> {
@@ -139,22 +149,29 @@ impl Backend for CpuBackend {
     }
 
     fn matmul(&self, op: ops::Matmul<'_, '_, Self>, out: &mut Vec<f32>) -> Result<(), BackendError> {
-        let _ = self.arithmetic;
-        product::matmul(&self.threads, op, out)
+        let w = op.w;
+        let x = &op.x[..op.rows * op.groups * w.cols];
+        let out = &mut out[..op.rows * w.rows];
+        if op.groups == 1 {
+            matmul::matmul(&self.pool, &self.kernels, self.arithmetic, w, x, op.rows, out);
+        } else {
+            matmul::matmul_grouped(&self.pool, &self.kernels, self.arithmetic, w, x, op.rows, op.groups, out);
+        }
+        Ok(())
     }
 
     fn rms_norm(&self, op: ops::RmsNorm<'_, Self>, out: &mut Vec<f32>) -> Result<(), BackendError> {
-        rms_norm::rms_norm(&self.threads, op, out);
+        rms_norm::rms_norm(&self.pool, op, out);
         Ok(())
     }
 
     fn rope(&self, op: ops::Rope<'_, Self>, x: &mut Vec<f32>) -> Result<(), BackendError> {
-        rope::rope(&self.threads, op, x);
+        rope::rope(&self.pool, op, x);
         Ok(())
     }
 
     fn round_cache(&self, op: ops::RoundCache, x: &mut Vec<f32>) -> Result<(), BackendError> {
-        round_cache::round_cache(&self.threads, op, x);
+        round_cache::round_cache(&self.pool, op, x);
         Ok(())
     }
 
@@ -172,42 +189,42 @@ impl Backend for CpuBackend {
         op: ops::HcCoefficients<'_, Self>,
         out: ops::HcOut<'_, Self>,
     ) -> Result<(), BackendError> {
-        hc_coefficients::hc_coefficients(&self.threads, op, out);
+        hc_coefficients::hc_coefficients(&self.pool, op, out);
         Ok(())
     }
 
     fn hc_collapse(&self, op: ops::HcCollapse<'_, Self>, out: &mut Vec<f32>) -> Result<(), BackendError> {
-        hc_collapse::hc_collapse(&self.threads, op, out);
+        hc_collapse::hc_collapse(&self.pool, op, out);
         Ok(())
     }
 
     fn hc_expand(&self, op: ops::HcExpand<'_, Self>, streams: &mut Vec<f32>) -> Result<(), BackendError> {
-        hc_expand::hc_expand(&self.threads, op, streams);
+        hc_expand::hc_expand(&self.pool, op, streams);
         Ok(())
     }
 
     fn index_scores(&self, op: ops::IndexScores<'_, Self>, scores: &mut Vec<f32>) -> Result<(), BackendError> {
-        index_scores::index_scores(&self.threads, op, scores);
+        index_scores::index_scores(&self.pool, op, scores);
         Ok(())
     }
 
     fn candidate_blocks(&self, op: ops::CandidateBlocks<'_, Self>, mask: &mut Vec<i32>) -> Result<(), BackendError> {
-        candidate_blocks::candidate_blocks(&self.threads, op, mask);
+        candidate_blocks::candidate_blocks(&self.pool, op, mask);
         Ok(())
     }
 
     fn select_rows(&self, op: ops::SelectRows<'_, Self>, selected: &mut Vec<i32>) -> Result<(), BackendError> {
-        select_rows::select_rows(&self.threads, op, selected);
+        select_rows::select_rows(&self.pool, op, selected);
         Ok(())
     }
 
     fn attention(&self, op: ops::Attention<'_, Self>, out: &mut Vec<f32>) -> Result<(), BackendError> {
-        attention::attention(&self.threads, op, out);
+        attention::attention(&self.pool, op, out);
         Ok(())
     }
 
     fn route(&self, op: ops::Route<'_, Self>, ids: &mut Vec<i32>, weights: &mut Vec<f32>) -> Result<(), BackendError> {
-        route::route(&self.threads, op, ids, weights);
+        route::route(&self.pool, op, ids, weights);
         Ok(())
     }
 
@@ -222,12 +239,12 @@ impl Backend for CpuBackend {
     }
 
     fn swiglu(&self, op: ops::SwiGlu<'_, Self>, gate: &mut Vec<f32>) -> Result<(), BackendError> {
-        swiglu::swiglu(&self.threads, op, gate);
+        swiglu::swiglu(&self.pool, op, gate);
         Ok(())
     }
 
     fn combine_experts(&self, op: ops::CombineExperts<'_, Self>, out: &mut Vec<f32>) -> Result<(), BackendError> {
-        combine_experts::combine_experts(&self.threads, op, out);
+        combine_experts::combine_experts(&self.pool, op, out);
         Ok(())
     }
 
@@ -237,7 +254,7 @@ impl Backend for CpuBackend {
         streams: &mut Vec<f32>,
         gates: &mut Vec<f32>,
     ) -> Result<(), BackendError> {
-        engram_gate::engram_gate(&self.threads, op, streams, gates);
+        engram_gate::engram_gate(&self.pool, op, streams, gates);
         Ok(())
     }
 }

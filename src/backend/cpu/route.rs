@@ -2,13 +2,13 @@
 //! Never lets the bias into the weights. Surprising fact: experts come out by falling biased score, and that order is the
 //! order in which their outputs are added.
 
-use super::{CpuBackend, ranking, threads::Threads};
+use super::{CpuBackend, parts::parts2, pool::Pool, ranking};
 use crate::backend::ops::Route;
 
-pub fn route(threads: &Threads, op: Route<'_, CpuBackend>, ids: &mut [i32], weights: &mut [f32]) {
+pub fn route(pool: &Pool, op: Route<'_, CpuBackend>, ids: &mut [i32], weights: &mut [f32]) {
     let (ids, weights) = (&mut ids[..op.rows * op.k], &mut weights[..op.rows * op.k]);
     let cost = op.experts * (40 + op.k);
-    threads.parts2((ids, op.k), (weights, op.k), cost, |r, ids, weights| {
+    parts2(pool, (ids, op.k), (weights, op.k), cost, |r, ids, weights| {
         let logits = &op.logits[r * op.experts..][..op.experts];
         let biased: Vec<f32> = logits.iter().zip(&op.bias[..op.experts]).map(|(l, b)| score(*l) + b).collect();
         ranking::best_in_order(&biased, ids);
@@ -41,12 +41,12 @@ mod tests {
 
     #[test]
     fn bias_selects_but_does_not_weigh_and_ties_go_to_the_lower_expert() {
-        let threads = Threads::new(1).unwrap();
+        let pool = Pool::new(1).unwrap();
         let logits = vec![0.5, 1.0, 1.0, -2.0];
         let bias = vec![0.0, 0.0, 0.0, 9.0];
         let (mut ids, mut weights) = (vec![0; 2], vec![0.0; 2]);
         let op = Route { logits: &logits, bias: &bias, rows: 1, experts: 4, k: 2, scale: 1.5, normalise: true };
-        route(&threads, op, &mut ids, &mut weights);
+        route(&pool, op, &mut ids, &mut weights);
         assert_eq!(ids, [3, 1]);
         let (a, b) = (score(-2.0), score(1.0));
         assert!((weights[0] - 1.5 * a / (a + b)).abs() < 1e-6 && (weights[1] - 1.5 * b / (a + b)).abs() < 1e-6);

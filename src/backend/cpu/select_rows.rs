@@ -2,13 +2,13 @@
 //! Never selects outside the candidate mask. Surprising fact: rows come out sorted by index, so the attention sums in an
 //! order that does not depend on the scores.
 
-use super::{CpuBackend, ranking, threads::Threads};
+use super::{CpuBackend, parts::parts, pool::Pool, ranking};
 use crate::backend::ops::SelectRows;
 
-pub fn select_rows(threads: &Threads, op: SelectRows<'_, CpuBackend>, selected: &mut [i32]) {
+pub fn select_rows(pool: &Pool, op: SelectRows<'_, CpuBackend>, selected: &mut [i32]) {
     let part = &mut selected[op.rows.start * op.k..op.rows.end * op.k];
     let cost = op.visible.groups(op.rows.end.saturating_sub(1)) * 4;
-    threads.parts(part, op.k, cost, |at, out| {
+    parts(pool, part, op.k, cost, |at, out| {
         let r = op.rows.start + at;
         let visible = op.visible.groups(r);
         let is_candidate = |row: u32| match op.mask {

@@ -230,13 +230,12 @@ impl Config {
 
 /// Names a key that only other converters write (spec 1.3, last paragraph).
 fn refuse_other_dialects(view: &dyn MetadataView) -> Result<(), ConfigError> {
-    const FOREIGN: [(&str, &str); 8] = [
+    const FOREIGN: [(&str, &str); 7] = [
         ("block_count", "llama.cpp"),
         ("embedding_length", "llama.cpp"),
         ("attention.kv_source_layer_ids", "llama.cpp"),
         ("attention.compress_ratios", "llama.cpp"),
         ("hyper_connection.count", "llama.cpp"),
-        ("engram.head_count", "llama.cpp"),
         ("engram.hash_primes", "engram.hash_* names"),
         ("kv_source_layers", "engram.hash_* names"),
     ];

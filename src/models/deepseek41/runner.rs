@@ -153,6 +153,26 @@ impl<B: Backend> Runner<B> {
         }
     }
 
+    /// All chunks of `tokens`.
+    fn run_chunks(
+        &mut self,
+        tokens: &[TokenId],
+        want: Want,
+        sink: &mut LogitSink<'_>,
+        mut probe: Option<&mut dyn Probe>,
+    ) -> Result<(), ModelError> {
+        let mut rest = tokens;
+        while !rest.is_empty() {
+            let (chunk, after) = rest.split_at(rest.len().min(self.options.chunk));
+            let ahead = &after[..after.len().min(self.options.chunk)];
+            let want = if want == Want::Last && !after.is_empty() { Want::None } else { want };
+            let probe = probe.as_mut().map(|p| &mut **p as &mut dyn Probe);
+            self.run_chunk(chunk, ahead, want, sink, probe)?;
+            rest = after;
+        }
+        Ok(())
+    }
+
     /// One chunk through all layers. `ahead` are the tokens of the next one.
     fn run_chunk(
         &mut self,
@@ -258,22 +278,14 @@ impl<B: Backend> ModelRunner for Runner<B> {
         tokens: &[TokenId],
         want: Want,
         sink: &mut LogitSink<'_>,
-        mut probe: Option<&mut dyn Probe>,
+        probe: Option<&mut dyn Probe>,
     ) -> Result<(), ModelError> {
         self.check_tokens(tokens)?;
         let (len, ctx) = (self.state.len, self.options.ctx);
         if tokens.len() > ctx - len {
             return Err(ModelError::Context { len, more: tokens.len(), ctx });
         }
-        let mut rest = tokens;
-        while !rest.is_empty() {
-            let (chunk, after) = rest.split_at(rest.len().min(self.options.chunk));
-            let ahead = &after[..after.len().min(self.options.chunk)];
-            let want = if want == Want::Last && !after.is_empty() { Want::None } else { want };
-            let probe = probe.as_mut().map(|p| &mut **p as &mut dyn Probe);
-            self.run_chunk(chunk, ahead, want, sink, probe)?;
-            rest = after;
-        }
-        Ok(())
+        let backend = self.model.backend.clone();
+        backend.run(|| self.run_chunks(tokens, want, sink, probe))
     }
 }
