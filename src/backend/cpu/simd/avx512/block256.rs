@@ -197,7 +197,7 @@ pub(super) fn q4_k<const A: usize>(row: &[u8], x: [&[Block256]; A]) -> [f32; A] 
             sub_blocks: mins,
             factors: halves(u32_at(block, 0)),
         };
-        sums.add::<true>(&x.map(|x| &x[b]), &w);
+        sums.add::<true>(&at_index(&x, b), &w);
     }
     sums.fold()
 }
@@ -230,7 +230,7 @@ pub(super) fn q2_k<const A: usize>(row: &[u8], x: [&[Block256]; A]) -> [f32; A] 
         let mins = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16::<4>(packed), nibble));
         let codes = two_bit_codes(bytes_at(block, 16));
         let w = Unpacked { codes, scales, sub_blocks: mins, factors: halves(u32_at(block, 80)) };
-        sums.add::<true>(&x.map(|x| &x[b]), &w);
+        sums.add::<true>(&at_index(&x, b), &w);
     }
     sums.fold()
 }
@@ -259,7 +259,7 @@ pub(super) fn q3_k<const A: usize>(row: &[u8], x: [&[Block256]; A]) -> [f32; A] 
         }
         let w =
             Unpacked { codes, scales: spread_words(scales), sub_blocks: offset, factors: halves(u16_at(block, 108)) };
-        sums.add::<false>(&x.map(|x| &x[b]), &w);
+        sums.add::<false>(&at_index(&x, b), &w);
     }
     sums.fold()
 }
@@ -294,7 +294,7 @@ pub(super) fn q6_k<const A: usize>(row: &[u8], x: [&[Block256]; A]) -> [f32; A] 
         }
         let w =
             Unpacked { codes, scales: spread_words(scales), sub_blocks: offset, factors: halves(u16_at(block, 208)) };
-        sums.add::<false>(&x.map(|x| &x[b]), &w);
+        sums.add::<false>(&at_index(&x, b), &w);
     }
     sums.fold()
 }
@@ -453,7 +453,7 @@ pub(super) fn iq2_xxs<const A: usize>(row: &[u8], x: [&[Block256]; A]) -> [f32; 
     for (p, blocks) in row.as_chunks::<66>().0.chunks(2).enumerate() {
         let pair = grid_pair(&blocks[0], blocks.last().expect("not empty"));
         for (which, block) in blocks.iter().enumerate() {
-            add_grid_block(&mut sums.lanes, &x.map(|x| &x[2 * p + which]), &pair, which, u16_at(block, 0));
+            add_grid_block(&mut sums.lanes, &at_index(&x, 2 * p + which), &pair, which, u16_at(block, 0));
         }
     }
     sums.fold()

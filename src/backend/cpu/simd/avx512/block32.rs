@@ -106,7 +106,7 @@ pub(super) fn q8_0<const A: usize>(row: &[u8], x: [&[Step32]; A]) -> [f32; A] {
     let mut padded = [0; Q8_STEP];
     for index in 0..row.len().div_ceil(Q8_STEP) {
         let bytes = step_or_rest(steps, rest, index, &mut padded);
-        let x = x.map(|x| &x[index]);
+        let x = at_index(&x, index);
         let scaled = scaled(q8_factors(bytes), &x);
         for pair in 0..8 {
             let low = load256(bytes_at::<32, Q8_STEP>(bytes, 68 * pair + 2));
@@ -125,8 +125,8 @@ pub(super) fn q8_0<const A: usize>(row: &[u8], x: [&[Step32]; A]) -> [f32; A] {
 fn q8_factors(bytes: &[u8; Q8_STEP]) -> __m512 {
     let mut factors = _mm512_setzero_si512();
     for (quarter, words) in Q8_FACTORS.iter().enumerate() {
-        let low = load512(bytes_at::<64, Q8_STEP>(bytes, 128 * quarter));
-        let high = load512(bytes_at::<64, Q8_STEP>(bytes, 128 * quarter + 64));
+        let low = load512_opaque(bytes_at::<64, Q8_STEP>(bytes, 128 * quarter));
+        let high = load512_opaque(bytes_at::<64, Q8_STEP>(bytes, 128 * quarter + 64));
         let mask = 0xf << (4 * quarter);
         factors = _mm512_or_si512(factors, _mm512_maskz_permutex2var_epi16(mask, low, load512(words), high));
     }
@@ -154,7 +154,7 @@ pub(super) fn mxfp4<const A: usize>(row: &[u8], x: [&[Step32]; A]) -> [f32; A] {
     let mut padded = [0; MX_STEP];
     for index in 0..row.len().div_ceil(MX_STEP) {
         let bytes = step_or_rest(steps, rest, index, &mut padded);
-        let x = x.map(|x| &x[index]);
+        let x = at_index(&x, index);
         let scaled = scaled(mx_factors(bytes), &x);
         for pair in 0..8 {
             let (at, table) = if pair < 7 { (34 * pair, 0) } else { (MX_STEP - 64, 1) };
@@ -171,7 +171,7 @@ pub(super) fn mxfp4<const A: usize>(row: &[u8], x: [&[Step32]; A]) -> [f32; A] {
 #[inline]
 #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
 fn mx_factors(bytes: &[u8; MX_STEP]) -> __m512 {
-    let window = |at| load512(bytes_at::<64, MX_STEP>(bytes, at));
+    let window = |at| load512_opaque(bytes_at::<64, MX_STEP>(bytes, at));
     let low = _mm512_maskz_permutex2var_epi8(0x0000_0000_1111_1111, window(0), load512(&MX_EXPONENTS[0]), window(64));
     let high =
         _mm512_maskz_permutex2var_epi8(0x1111_1111_0000_0000, window(128), load512(&MX_EXPONENTS[1]), window(192));

@@ -10,6 +10,7 @@ mod float;
 use super::Tile;
 use crate::backend::cpu::matmul::activations::{self, Block256, Floats, Step32};
 use crate::quant::QuantType;
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 /// Declares that the machine has the features of this level: what `Usable` proves before it calls in here.
@@ -83,6 +84,20 @@ fn load512<T: bytemuck::Pod, const N: usize>(values: &[T; N]) -> __m512i {
     unsafe { _mm512_loadu_si512(values.as_ptr().cast()) }
 }
 
+/// 64 bytes, loaded behind the optimiser's back: where it sees that a load lies inside an earlier wider one, it cuts
+/// the value out of that register with a chain of shuffles instead of loading it.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load512_opaque(bytes: &[u8; 64]) -> __m512i {
+    let value: __m512i;
+    // SAFETY: reads the 64 bytes of the array and nothing else; the instruction has no alignment requirement.
+    unsafe {
+        asm!("vmovdqu64 {value}, [{at}]", value = lateout(zmm_reg) value, at = in(reg) bytes,
+            options(pure, readonly, nostack, preserves_flags))
+    };
+    value
+}
+
 /// 32 bytes.
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -99,6 +114,16 @@ fn load128<T: bytemuck::Pod, const N: usize>(values: &[T; N]) -> __m128i {
     const { assert!(size_of::<T>() * N == 16) };
     // SAFETY: the array is 16 readable bytes of plain data; the load has no alignment requirement.
     unsafe { _mm_loadu_si128(values.as_ptr().cast()) }
+}
+
+/// Element `index` of each row.
+#[inline(always)]
+fn at_index<'a, T, const A: usize>(x: &[&'a [T]; A], index: usize) -> [&'a T; A] {
+    let mut at = [&x[0][index]; A];
+    for (at, x) in at.iter_mut().zip(x).skip(1) {
+        *at = &x[index];
+    }
+    at
 }
 
 /// Part `index` of `N` elements.
