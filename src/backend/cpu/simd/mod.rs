@@ -58,9 +58,12 @@ impl Tile<'_> {
     /// Stores what `dot` makes of each weight row.
     #[inline(always)]
     fn fill<const A: usize>(self, mut dot: impl FnMut(&[u8]) -> [f32; A]) {
-        let rows = self.bytes.chunks_exact(self.row_bytes);
-        for (row, out) in rows.zip(self.out.chunks_exact_mut(self.stride)) {
-            out[self.first..self.first + A].copy_from_slice(&dot(row));
+        // Plain loops: iterator adaptors may stay calls in functions of a higher instruction set than theirs.
+        let rows = self.bytes.len() / self.row_bytes;
+        for o in 0..rows {
+            let sums = dot(&self.bytes[o * self.row_bytes..(o + 1) * self.row_bytes]);
+            let at = o * self.stride + self.first;
+            *self.out[at..].first_chunk_mut().expect("room for the row") = sums;
         }
     }
 }
