@@ -10,27 +10,22 @@ mod block256;
 mod block32;
 mod float;
 
-use super::Tile;
+use super::{Tile, bytes_at, part};
 use crate::backend::cpu::matmul::activations::{self, Block256, Floats, Step32};
 use crate::quant::QuantType;
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-/// Declares that the machine has the features of this level: what `Usable` proves before it calls in here.
-macro_rules! has_level {
-    () => {
-        is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512vbmi")
-            && is_x86_feature_detected!("avx512vnni")
-            && is_x86_feature_detected!("gfni")
-            && is_x86_feature_detected!("f16c")
-            && is_x86_feature_detected!("fma")
-    };
+/// Whether the machine has the features of this level, beyond those of AVX2.
+pub(super) fn is_available() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512vbmi")
+        && is_x86_feature_detected!("avx512vnni")
+        && is_x86_feature_detected!("gfni")
 }
-pub(super) use has_level;
 
 /// F32, F16 or BF16 weights times `A` rows.
 #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
@@ -127,18 +122,6 @@ fn at_index<'a, T, const A: usize>(x: &[&'a [T]; A], index: usize) -> [&'a T; A]
         at[a] = &x[a][index];
     }
     at
-}
-
-/// Part `index` of `N` elements.
-#[inline(always)]
-fn part<T, const N: usize>(values: &[T], index: usize) -> &[T; N] {
-    values[index * N..].first_chunk().expect("whole parts")
-}
-
-/// `N` bytes of a block from `at`.
-#[inline(always)]
-fn bytes_at<const N: usize, const B: usize>(block: &[u8; B], at: usize) -> &[u8; N] {
-    block[at..].first_chunk().expect("inside the block")
 }
 
 /// Part `index` of `steps`, or a copy of the shorter `rest` filled up with zeros.
