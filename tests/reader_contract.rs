@@ -283,7 +283,9 @@ fn landing_order(reads: &[(ReadClass, Lane)], promoted: Option<usize>) -> Vec<u6
         let read = ReadRequest { class, lane, ..request(&*fake, 0, 1 << 20, tag as u64) };
         batches.push(fake.submit(vec![read], gather.clone()));
         // The worker takes the first piece of the first read and is held there.
-        std::thread::sleep(Duration::from_millis(10));
+        while fake.counters().pieces.get() == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
     if let Some(index) = promoted {
         assert_eq!(fake.promote(batches[index]), 1);
