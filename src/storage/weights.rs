@@ -115,6 +115,11 @@ impl ResidentWeights {
         self.by_name.get(name).map(|&index| self.tensor(index))
     }
 
+    /// Position of tensor `name` in the list given to `load`, if it was there.
+    pub fn index(&self, name: &str) -> Option<usize> {
+        self.by_name.get(name).copied()
+    }
+
     /// Bytes of the tensor at `index` of the list given to `load`. Panics when there are fewer.
     pub fn tensor(&self, index: usize) -> &[u8] {
         let (start, len) = self.spans[index];
