@@ -1,0 +1,232 @@
+//! Rows of activations in the form that a weight type multiplies with: F32, or 8-bit codes per 32 or 256 values.
+//! Never mixes values of two rows. Surprising fact: a block that holds a NaN or an infinity gets the scale NaN, so
+//! every output of that row is NaN instead of a number that looks fine.
+
+use super::Arithmetic;
+use crate::backend::cpu::pool::Pool;
+use crate::backend::cpu::simd::Usable;
+use crate::quant::QuantType;
+
+/// Smallest largest magnitude of a block that is kept; below, 127 / amax would overflow and the block counts as zero.
+const AMAX_MIN: f32 = 1.0e-36;
+/// Adding and subtracting 1.5 * 2^23 rounds to the nearest whole number, ties to even.
+const ROUNDER: f32 = 12_582_912.0;
+/// Values that make a piece worth handing to another thread.
+const PARALLEL_VALUES: usize = 1 << 16;
+
+/// What a row of activations consists of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Form {
+    /// Plain values.
+    #[default]
+    Float,
+    /// Per 32 values a scale and codes; `offset` is what the weight codes are shifted by to be unsigned.
+    Block32 { offset: i32 },
+    /// Per 256 values a scale and codes, and a sum of codes per 16.
+    Block256,
+}
+
+impl Form {
+    /// The form that weights of `ty` need.
+    fn of(mode: Arithmetic, ty: QuantType) -> Form {
+        match (mode, ty) {
+            (Arithmetic::Quality, _) | (_, QuantType::F32 | QuantType::F16 | QuantType::BF16) => Form::Float,
+            (_, QuantType::Q8_0) => Form::Block32 { offset: 128 },
+            (_, QuantType::MXFP4) => Form::Block32 { offset: 12 },
+            (_, QuantType::Q2_K | QuantType::Q3_K | QuantType::Q4_K | QuantType::Q6_K | QuantType::IQ2_XXS) => {
+                Form::Block256
+            }
+            (_, QuantType::I8) => panic!("I8 rows are bytes, not weights"),
+        }
+    }
+}
+
+/// 32 plain values; the last ones of a row may be padding of zeros.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Floats(pub [f32; 32]);
+
+/// 16 blocks of 32 values; the last ones of a row may be padding of zeros.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Step32 {
+    /// Codes, -127..=127.
+    pub codes: [i8; 512],
+    /// For each four codes, minus their sum times the offset.
+    pub offsets: [i32; 128],
+    /// One a block.
+    pub scales: [f32; 16],
+}
+
+/// A block of 256 values.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Block256 {
+    /// Codes, -127..=127.
+    pub codes: [i8; 256],
+    /// Sums of 16 codes.
+    pub sums: [i16; 16],
+    pub scale: f32,
+}
+
+impl Floats {
+    const ZERO: Self = Floats([0.0; 32]);
+}
+
+impl Step32 {
+    const ZERO: Self = Step32 { codes: [0; 512], offsets: [0; 128], scales: [0.0; 16] };
+}
+
+impl Block256 {
+    const ZERO: Self = Block256 { codes: [0; 256], sums: [0; 16], scale: 0.0 };
+}
+
+/// Rows of activations prepared for one weight type; reuse one to keep its memory.
+#[derive(Default)]
+pub struct Activations {
+    form: Form,
+    rows: usize,
+    cols: usize,
+    /// Only the one that `form` names is in use; `[rows, groups of a row]`.
+    floats: Vec<Floats>,
+    steps: Vec<Step32>,
+    blocks: Vec<Block256>,
+}
+
+impl Activations {
+    /// Number of rows held.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Values of a row.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Whether products with weights of `ty` can use these rows.
+    pub fn suits(&self, ty: QuantType) -> bool {
+        ty != QuantType::I8 && (self.form == Form::Float || self.form == Form::of(Arithmetic::Fast, ty))
+    }
+
+    pub(crate) fn is_float(&self) -> bool {
+        self.form == Form::Float
+    }
+
+    pub(crate) fn float_row(&self, row: usize) -> &[Floats] {
+        group(&self.floats, row, self.cols.div_ceil(32))
+    }
+
+    pub(crate) fn row32(&self, row: usize) -> &[Step32] {
+        group(&self.steps, row, self.cols.div_ceil(512))
+    }
+
+    pub(crate) fn row256(&self, row: usize) -> &[Block256] {
+        group(&self.blocks, row, self.cols.div_ceil(256))
+    }
+
+    /// Takes a new shape. What the rows hold is undefined until they are filled.
+    pub(super) fn reset(&mut self, mode: Arithmetic, ty: QuantType, rows: usize, cols: usize) {
+        assert!(cols > 0 && cols.is_multiple_of(ty.block_values()), "{cols} columns are not whole {ty} blocks");
+        (self.form, self.rows, self.cols) = (Form::of(mode, ty), rows, cols);
+        match self.form {
+            Form::Float => self.floats.resize(rows * cols.div_ceil(32), Floats::ZERO),
+            Form::Block32 { .. } => self.steps.resize(rows * cols.div_ceil(512), Step32::ZERO),
+            Form::Block256 => self.blocks.resize(rows * (cols / 256), Block256::ZERO),
+        }
+    }
+
+    /// Fills the rows from `x`, `[rows, cols]`, on the pool's threads if one is given.
+    pub(super) fn fill(&mut self, pool: Option<&Pool>, level: Usable, x: &[f32]) {
+        assert_eq!(x.len(), self.rows * self.cols, "{} rows of {} activations", self.rows, self.cols);
+        let cols = self.cols;
+        match self.form {
+            Form::Float => fill_rows(pool, x, cols, &mut self.floats, cols.div_ceil(32), fill_floats),
+            Form::Block32 { offset } => {
+                let fill = |x: &[f32], row: &mut [Step32]| level.fill32(x, offset, row);
+                fill_rows(pool, x, cols, &mut self.steps, cols.div_ceil(512), fill);
+            }
+            Form::Block256 => {
+                let fill = |x: &[f32], row: &mut [Block256]| level.fill256(x, row);
+                fill_rows(pool, x, cols, &mut self.blocks, cols / 256, fill);
+            }
+        }
+    }
+}
+
+fn group<T>(all: &[T], row: usize, len: usize) -> &[T] {
+    &all[row * len..][..len]
+}
+
+/// Calls `fill` on each row of `x` and the `len` groups that it becomes.
+fn fill_rows<T: Send>(
+    pool: Option<&Pool>,
+    x: &[f32],
+    cols: usize,
+    groups: &mut [T],
+    len: usize,
+    fill: impl Fn(&[f32], &mut [T]) + Sync,
+) {
+    let run = |first: usize, groups: &mut [T]| {
+        let x = x[first * cols..].chunks_exact(cols);
+        x.zip(groups.chunks_exact_mut(len)).for_each(|(x, row)| fill(x, row));
+    };
+    match pool {
+        Some(pool) => pool.split_mut(groups, len, PARALLEL_VALUES.div_ceil(cols), run),
+        None => run(0, groups),
+    }
+}
+
+fn fill_floats(x: &[f32], row: &mut [Floats]) {
+    for (x, floats) in x.chunks(32).zip(row) {
+        floats.0[..x.len()].copy_from_slice(x);
+        floats.0[x.len()..].fill(0.0);
+    }
+}
+
+/// Codes of one block; returns its scale, amax / 127. Only plain arithmetic, so every instruction set that compiles
+/// it gives the same bits.
+#[inline(always)]
+fn encode<const N: usize>(x: &[f32; N], codes: &mut [i8; N]) -> f32 {
+    // As whole numbers, magnitudes order like floats, and NaN and infinity come out above every number.
+    let amax_bits = x.iter().fold(0, |amax, value| (value.to_bits() & 0x7fff_ffff).max(amax));
+    let amax = f32::from_bits(amax_bits);
+    if !amax.is_finite() || amax < AMAX_MIN {
+        codes.fill(0);
+        return if amax.is_finite() { 0.0 } else { f32::NAN };
+    }
+    let inverse = 127.0 / amax;
+    for (code, value) in codes.iter_mut().zip(x) {
+        let rounded = (value * inverse + ROUNDER).to_bits();
+        *code = rounded.wrapping_sub(ROUNDER.to_bits()) as i8;
+    }
+    amax / 127.0
+}
+
+/// One row in [`Form::Block32`].
+#[inline(always)]
+pub(crate) fn fill32(x: &[f32], offset: i32, row: &mut [Step32]) {
+    for (x, step) in x.chunks(512).zip(row) {
+        if x.len() < 512 {
+            *step = Step32::ZERO;
+        }
+        let blocks = x.as_chunks::<32>().0.iter().zip(step.codes.as_chunks_mut::<32>().0);
+        for ((x, codes), scale) in blocks.zip(&mut step.scales) {
+            *scale = encode(x, codes);
+        }
+        for (sum, quad) in step.offsets.iter_mut().zip(step.codes.as_chunks::<4>().0) {
+            *sum = -offset * quad.iter().map(|&code| i32::from(code)).sum::<i32>();
+        }
+    }
+}
+
+/// One row in [`Form::Block256`].
+#[inline(always)]
+pub(crate) fn fill256(x: &[f32], row: &mut [Block256]) {
+    for (x, block) in x.as_chunks::<256>().0.iter().zip(row) {
+        block.scale = encode(x, &mut block.codes);
+        for (sum, part) in block.sums.iter_mut().zip(block.codes.as_chunks::<16>().0) {
+            *sum = part.iter().map(|&code| i16::from(code)).sum();
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! The instruction sets: which one this machine has, and the row kernels of each.
+//! Never decides a result: every level equals the scalar twins of `matmul::scalar` bit for bit.
+//! Surprising fact: the level is a number, so a level forced by a test is simply capped by what the machine has.
+
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
+use super::matmul::activations::{self, Block256, Floats, Step32};
+use super::matmul::scalar;
+use crate::quant::QuantType;
+
+/// Instruction sets, plain first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum SimdLevel {
+    /// The twins that define the results.
+    Scalar,
+    /// AVX2, FMA, F16C.
+    Avx2,
+    /// AVX-512 F, BW, DQ, VL, VBMI, VNNI, and GFNI.
+    Avx512,
+}
+
+impl SimdLevel {
+    /// All levels, plain first.
+    pub const ALL: [SimdLevel; 3] = [SimdLevel::Scalar, SimdLevel::Avx2, SimdLevel::Avx512];
+
+    /// The highest level that this machine has.
+    pub fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if avx512::has_level!() {
+            return SimdLevel::Avx512;
+        }
+        SimdLevel::Scalar
+    }
+
+    /// The name shown in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            SimdLevel::Scalar => "scalar",
+            SimdLevel::Avx2 => "avx2",
+            SimdLevel::Avx512 => "avx512",
+        }
+    }
+}
+
+/// Weight rows and the place of their results: weight row `o` times activation row `a` of the call goes to
+/// `out[o * stride + first + a]`.
+pub(super) struct Tile<'a> {
+    pub ty: QuantType,
+    pub bytes: &'a [u8],
+    pub row_bytes: usize,
+    pub out: &'a mut [f32],
+    pub stride: usize,
+    pub first: usize,
+}
+
+impl Tile<'_> {
+    /// Stores what `dot` makes of each weight row.
+    #[inline(always)]
+    fn fill<const A: usize>(self, mut dot: impl FnMut(&[u8]) -> [f32; A]) {
+        let rows = self.bytes.chunks_exact(self.row_bytes);
+        for (row, out) in rows.zip(self.out.chunks_exact_mut(self.stride)) {
+            out[self.first..self.first + A].copy_from_slice(&dot(row));
+        }
+    }
+}
+
+/// A level that this machine has: the proof that its functions may be called.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Usable(SimdLevel);
+
+impl Usable {
+    /// `level`, lowered to what the machine has.
+    pub(super) fn at_most(level: SimdLevel) -> Self {
+        Usable(level.min(SimdLevel::detect()))
+    }
+
+    pub(super) fn level(self) -> SimdLevel {
+        self.0
+    }
+
+    /// F32, F16 or BF16 weights times `A` rows of F32.
+    pub(super) fn floats<const A: usize>(self, tile: Tile, x: [&[Floats]; A]) {
+        let ty = tile.ty;
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `at_most` found the features of the level on this machine.
+            SimdLevel::Avx512 => unsafe { avx512::floats(tile, x) },
+            _ => tile.fill(|row| x.map(|x| scalar::float_dot(ty, row, x))),
+        }
+    }
+
+    /// Weights in blocks of 32 times `A` rows of 8-bit codes.
+    pub(super) fn blocks32<const A: usize>(self, tile: Tile, x: [&[Step32]; A]) {
+        let ty = tile.ty;
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `at_most` found the features of the level on this machine.
+            SimdLevel::Avx512 => unsafe { avx512::blocks32(tile, x) },
+            _ => tile.fill(|row| x.map(|x| scalar::dot32(ty, row, x))),
+        }
+    }
+
+    /// Weights in blocks of 256 times `A` rows of 8-bit codes.
+    pub(super) fn blocks256<const A: usize>(self, tile: Tile, x: [&[Block256]; A]) {
+        let ty = tile.ty;
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `at_most` found the features of the level on this machine.
+            SimdLevel::Avx512 => unsafe { avx512::blocks256(tile, x) },
+            _ => tile.fill(|row| x.map(|x| scalar::dot256(ty, row, x))),
+        }
+    }
+
+    /// Fills a row of codes per 32 values.
+    pub(super) fn fill32(self, x: &[f32], offset: i32, row: &mut [Step32]) {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `at_most` found the features of the level on this machine.
+            SimdLevel::Avx512 => unsafe { avx512::fill32(x, offset, row) },
+            _ => activations::fill32(x, offset, row),
+        }
+    }
+
+    /// Fills a row of codes per 256 values.
+    pub(super) fn fill256(self, x: &[f32], row: &mut [Block256]) {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `at_most` found the features of the level on this machine.
+            SimdLevel::Avx512 => unsafe { avx512::fill256(x, row) },
+            _ => activations::fill256(x, row),
+        }
+    }
+}
