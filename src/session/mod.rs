@@ -1,5 +1,11 @@
-//! One conversation in progress: how tokens are chosen and when an answer ends.
-//! Never touches files or devices. Surprising fact: nothing here depends on how fast experts arrive, so neither does the text.
+//! One conversation with one model: the timeline, the sampler, stop rules, generation.
+//! Never parses flags and never prints. Surprising fact: everything here is the same for every architecture.
 
+pub mod consistency;
+pub mod generate;
+pub mod perplexity;
+pub mod prompt;
+pub mod route_trace;
 pub mod sampler;
 pub mod stop;
+pub mod timeline;
