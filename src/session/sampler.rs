@@ -42,9 +42,9 @@ pub enum SamplerError {
     NoCandidate { logits: usize },
 }
 
-/// A token with its probability.
+/// A token, chosen or a candidate, with its probability.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TokenLogprob {
+pub struct Choice {
     pub id: TokenId,
     /// Natural logarithm of its probability under the model, before temperature and filters.
     pub logprob: f32,
@@ -104,11 +104,13 @@ impl Sampler {
     ///
     /// # Errors
     /// [`SamplerError::NotFinite`] or [`SamplerError::NoCandidate`]; no random number is drawn then.
-    pub fn sample(&mut self, logits: &[f32]) -> Result<TokenId, SamplerError> {
+    pub fn sample(&mut self, logits: &[f32]) -> Result<Choice, SamplerError> {
         let best = greedy(logits)?;
-        if self.params.temperature == 0.0 {
-            return Ok(best);
-        }
+        let id = if self.params.temperature == 0.0 { best } else { self.draw(logits, best) };
+        Ok(Choice { id, logprob: logprob(logits, id) })
+    }
+
+    fn draw(&mut self, logits: &[f32], best: TokenId) -> TokenId {
         let largest = f64::from(logits[best as usize]);
         let temperature = f64::from(self.params.temperature);
         self.weights.clear();
@@ -117,10 +119,10 @@ impl Sampler {
         let unit = (self.random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
         let SamplerParams { top_k, top_p, min_p, .. } = self.params;
         if top_k == 0 && top_p == 1.0 && min_p == 0.0 {
-            return Ok(pick(unit, (0..).zip(self.weights.iter().copied()), best));
+            return pick(unit, (0..).zip(self.weights.iter().copied()), best);
         }
         self.filter(logits);
-        Ok(pick(unit, self.candidates.iter().map(|candidate| (candidate.id, candidate.weight)), best))
+        pick(unit, self.candidates.iter().map(|candidate| (candidate.id, candidate.weight)), best)
     }
 
     /// Fills the candidates with what the filters leave, by id.
@@ -234,7 +236,7 @@ pub fn logprob(logits: &[f32], id: TokenId) -> f32 {
 }
 
 /// The `count` most likely tokens, best first, with the logarithms of their probabilities.
-pub fn top_logprobs(logits: &[f32], count: usize) -> Vec<TokenLogprob> {
+pub fn top_logprobs(logits: &[f32], count: usize) -> Vec<Choice> {
     let mut ids: Vec<TokenId> = (0..logits.len() as TokenId).collect();
     let by_rank = |a: &TokenId, b: &TokenId| rank((logits[*a as usize], *a), (logits[*b as usize], *b));
     if count < ids.len() {
@@ -243,14 +245,20 @@ pub fn top_logprobs(logits: &[f32], count: usize) -> Vec<TokenLogprob> {
     }
     ids.sort_unstable_by(by_rank);
     let total = log_sum_exp(logits);
-    let with_logprob = |id: TokenId| TokenLogprob { id, logprob: (f64::from(logits[id as usize]) - total) as f32 };
+    let with_logprob = |id: TokenId| Choice { id, logprob: (f64::from(logits[id as usize]) - total) as f32 };
     ids.into_iter().map(with_logprob).collect()
 }
 
-/// Logarithm of the sum of the exponentials, in the order of the ids.
+/// Logarithm of the sum of the exponentials, in eight sums side by side.
 fn log_sum_exp(logits: &[f32]) -> f64 {
     let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    largest + logits.iter().map(|&logit| (f64::from(logit) - largest).exp()).sum::<f64>().ln()
+    let mut sums = [0.0; 8];
+    for chunk in logits.chunks(8) {
+        for (sum, &logit) in sums.iter_mut().zip(chunk) {
+            *sum += exp_down(f64::from(logit) - largest);
+        }
+    }
+    largest + sums.iter().sum::<f64>().ln()
 }
 
 #[cfg(test)]
@@ -274,7 +282,7 @@ mod tests {
         let mut sampler = sampler(params);
         let mut counts = vec![0; logits.len()];
         for _ in 0..draws {
-            counts[sampler.sample(logits).unwrap() as usize] += 1;
+            counts[sampler.sample(logits).unwrap().id as usize] += 1;
         }
         counts
     }
@@ -318,7 +326,7 @@ mod tests {
         let logits: Vec<f32> = (0..1000).map(|id| (id % 7) as f32 * 0.1).collect();
         let run = |seed| -> Vec<TokenId> {
             let mut sampler = sampler(SamplerParams { seed, ..SamplerParams::default() });
-            (0..32).map(|_| sampler.sample(&logits).unwrap()).collect()
+            (0..32).map(|_| sampler.sample(&logits).unwrap().id).collect()
         };
         assert_eq!(run(1), run(1));
         assert_ne!(run(1), run(2));
@@ -334,7 +342,7 @@ mod tests {
         let narrow = [0.0, -50.0];
         let mut mixed = sampler(SamplerParams { top_k: 1, ..SamplerParams::default() });
         let mut pure = sampler(SamplerParams { top_k: 1, ..SamplerParams::default() });
-        assert_eq!(mixed.sample(&narrow).unwrap(), 0);
+        assert_eq!(mixed.sample(&narrow).unwrap().id, 0);
         pure.sample(&wide).unwrap();
         assert!(mixed.sample(&[f32::NAN]).is_err());
         assert_eq!(mixed.random.next_u64(), pure.random.next_u64());
@@ -347,7 +355,7 @@ mod tests {
         assert_eq!(top_logprobs(&[-0.0, 0.0], 1)[0].id, 0);
         assert_eq!(greedy(&[f32::NEG_INFINITY, -5.0]), Ok(1));
         let mut zero = sampler(SamplerParams { temperature: 0.0, top_k: 1, ..SamplerParams::default() });
-        assert_eq!(zero.sample(&[1.0, 3.0, 3.0]).unwrap(), 1);
+        assert_eq!(zero.sample(&[1.0, 3.0, 3.0]).unwrap().id, 1);
     }
 
     #[test]
@@ -389,6 +397,8 @@ mod tests {
         assert_eq!(top_logprobs(&[1.0, 1.0, 1.0], 2).iter().map(|choice| choice.id).collect::<Vec<_>>(), [0, 1]);
         assert_eq!(top_logprobs(&logits, 99).len(), 5);
         assert_eq!(logprob(&logits, 99), f32::NEG_INFINITY);
+        let mut cold = sampler(SamplerParams { temperature: 0.1, top_k: 1, ..SamplerParams::default() });
+        assert!((cold.sample(&logits).unwrap().logprob - 0.4f32.ln()).abs() < 1e-6);
     }
 
     #[test]
@@ -438,7 +448,7 @@ mod tests {
         ) {
             let params = SamplerParams { temperature, top_k, top_p, min_p, seed: 1 };
             let mut sampler = sampler(params);
-            let id = sampler.sample(&logits).unwrap();
+            let id = sampler.sample(&logits).unwrap().id;
             sampler.filter(&logits);
             let kept: Vec<TokenId> = sampler.candidates.iter().map(|candidate| candidate.id).collect();
             prop_assert_eq!(&kept, &kept_plainly(&params, &logits));
