@@ -25,12 +25,8 @@ impl Golden {
             let (data, shape) = (tensor.data(), tensor.shape().to_vec());
             let (mut f32s, mut ints) = (Vec::new(), Vec::new());
             match tensor.dtype() {
-                Dtype::F32 => {
-                    f32s = data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
-                }
-                Dtype::I32 => {
-                    ints = data.chunks_exact(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect()
-                }
+                Dtype::F32 => f32s = data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect(),
+                Dtype::I32 => ints = data.chunks_exact(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect(),
                 Dtype::I16 => {
                     let short = |b: &[u8]| i32::from(i16::from_le_bytes(b.try_into().unwrap()));
                     ints = data.chunks_exact(2).map(short).collect();

@@ -36,7 +36,12 @@ fn slice<B: Backend>(source: &dyn WeightSource, backend: &B, name: &str, expert:
 }
 
 impl<B: Backend> MemoryExperts<B> {
-    pub fn new(backend: Arc<B>, source: &dyn WeightSource, (layers, experts): (usize, usize), lease_max: usize) -> Self {
+    pub fn new(
+        backend: Arc<B>,
+        source: &dyn WeightSource,
+        (layers, experts): (usize, usize),
+        lease_max: usize,
+    ) -> Self {
         let load = |layer: usize, expert: usize| {
             let mat = |part: &str| slice(source, &*backend, &format!("blk.{layer}.ffn_{part}_exps.weight"), expert);
             Expert { gate: mat("gate"), up: mat("up"), down: mat("down") }
@@ -91,11 +96,7 @@ impl<B: Backend> ExpertLease<B> for Lease<'_, B> {
     fn mats(&self, index: usize) -> ExpertMats<'_, B> {
         let expert = &self.supply.layers[self.layer][self.ids[index].0 as usize];
         let backend = &self.supply.backend;
-        ExpertMats {
-            gate: backend.view(&expert.gate),
-            up: backend.view(&expert.up),
-            down: backend.view(&expert.down),
-        }
+        ExpertMats { gate: backend.view(&expert.gate), up: backend.view(&expert.up), down: backend.view(&expert.down) }
     }
 }
 
