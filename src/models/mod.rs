@@ -117,6 +117,8 @@ pub trait ModelConfig: Send + Sync {
     fn positions_max(&self) -> usize;
     /// Layers with routed experts, experts of each, experts a token uses.
     fn expert_shape(&self) -> (usize, usize, usize);
+    /// Rows of all n-gram tables that one token asks for; 0 without tables.
+    fn rows_per_token(&self) -> usize;
     /// Memory of a runner.
     fn runner_bytes(&self, options: &RunnerOptions) -> RunnerBytes;
     /// All tensors that the file must have.

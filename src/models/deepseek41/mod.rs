@@ -5,6 +5,7 @@
 //! values. Surprising fact: only what is cached is rounded (spec 3.10), and that rounding is part of the model.
 
 mod attention;
+pub mod chat;
 mod compressor;
 mod config;
 mod engram;

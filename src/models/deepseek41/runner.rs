@@ -31,6 +31,10 @@ impl ModelConfig for Config {
         (self.layers.len(), self.experts, self.experts_per_token)
     }
 
+    fn rows_per_token(&self) -> usize {
+        self.engram.as_ref().map_or(0, |e| e.layers.len() * e.columns())
+    }
+
     fn runner_bytes(&self, options: &RunnerOptions) -> RunnerBytes {
         RunnerBytes { kv: kv_bytes(self, options), scratch: scratch_bytes(self, options) }
     }
