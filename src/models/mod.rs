@@ -70,6 +70,8 @@ pub trait ModelRunner: Send {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
+    /// Memory that the buffers of this runner really take.
+    fn bytes(&self) -> RunnerBytes;
     /// Forgets all tokens.
     fn reset(&mut self);
 

@@ -6,3 +6,4 @@ pub mod checkpoint;
 pub mod golden;
 pub mod memory_supply;
 pub mod recorder;
+pub mod setup;

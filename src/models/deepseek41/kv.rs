@@ -104,7 +104,6 @@ impl<B: Backend> KvState<B> {
     }
 
     /// Bytes that the buffers really take.
-    #[cfg(test)]
     pub fn allocated_bytes(&self, backend: &B) -> u64 {
         let mut values: usize = self.windows.iter().map(|w| backend.len(w)).sum();
         for owner in &self.owners {

@@ -260,6 +260,11 @@ impl<B: Backend> ModelRunner for Runner<B> {
         self.state.len
     }
 
+    fn bytes(&self) -> RunnerBytes {
+        let backend = &*self.model.backend;
+        RunnerBytes { kv: self.state.allocated_bytes(backend), scratch: self.work.allocated_bytes(backend) }
+    }
+
     fn reset(&mut self) {
         self.state.reset();
         self.pending = None;

@@ -64,7 +64,6 @@ macro_rules! workspace {
             }
 
             /// Bytes that the buffers really take.
-            #[cfg(test)]
             pub fn allocated_bytes(&self, backend: &B) -> u64 {
                 let values = 0 $(+ backend.len(&self.$buf))* $(+ backend.len_ids(&self.$ids))*;
                 4 * values as u64
