@@ -92,6 +92,42 @@ fn bad_requests_end_with_one_line() {
     assert!(names_in(folder.path()).is_empty());
 }
 
+/// A file of 1 TiB, nearly all of it a hole, that begins with these bytes.
+fn sparse(path: &Path, start: &[u8]) {
+    std::fs::write(path, start).unwrap();
+    std::fs::File::options().write(true).open(path).unwrap().set_len(1 << 40).unwrap();
+}
+
+#[test]
+fn hostile_headers_take_bounded_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.gguf");
+    let header = |tensors: u64, keys: u64| {
+        [b"GGUF\x03\0\0\0".to_vec(), tensors.to_le_bytes().to_vec(), keys.to_le_bytes().to_vec()].concat()
+    };
+    let array = |element: u32, count: u64| {
+        let key = [1u64.to_le_bytes().to_vec(), b"k".to_vec(), 9u32.to_le_bytes().to_vec()].concat();
+        [header(0, 2), key, element.to_le_bytes().to_vec(), count.to_le_bytes().to_vec()].concat()
+    };
+    let cases = [
+        (array(10, 1 << 24), "an empty metadata key"),
+        (array(8, 1 << 24), "an empty metadata key"),
+        (array(8, u64::MAX), "more than the limit"),
+        (header(1 << 17, 0), "an empty tensor name"),
+        (header(0, 1 << 16), "an empty metadata key"),
+        (header(u64::MAX, 0), "more than the limit"),
+    ];
+    for (start, text) in cases {
+        sparse(&path, &start);
+        let script = "ulimit -v 700000; exec \"$0\" inspect \"$1\"";
+        let args = ["-c", script, env!("CARGO_BIN_EXE_ds4-gguf"), path.to_str().unwrap()];
+        let out = Command::new("sh").args(args).output().unwrap();
+        let stderr = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(out.status.code(), Some(1), "{stderr}");
+        assert!(stderr.contains(text), "{stderr} lacks {text}");
+    }
+}
+
 #[test]
 fn a_closed_standard_output_is_no_error() {
     let folder = tempfile::tempdir().unwrap();
