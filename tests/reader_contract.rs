@@ -423,6 +423,32 @@ fn several_threads_submit_at_once() {
     }
 }
 
+struct Panics;
+
+impl ReadSink for Panics {
+    fn landed(&self, _tag: u64, _result: ReadResult) -> Option<ReadRequest> {
+        panic!("a sink that panics on purpose");
+    }
+}
+
+#[test]
+fn a_sink_that_panics_leaves_nobody_waiting() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    std::fs::write(&path, image()).unwrap();
+    for io in [ReaderChoice::Auto, ReaderChoice::Pread] {
+        let options = ReaderOptions { io, rings: 1, pread_threads: 1, limits: LIMITS, ..ReaderOptions::default() };
+        let reader = open_reader(&path, &options).unwrap();
+        let gather = Gather::new();
+        reader.submit((0..100).map(|i| request(&*reader, i * 9000, 100_000, i)).collect(), gather.clone());
+        reader.submit(vec![request(&*reader, 0, 10, 0)], Arc::new(Panics));
+        reader.submit((0..100).map(|i| request(&*reader, i * 9000, 100_000, i)).collect(), gather.clone());
+        let ends: Vec<ReadResult> = (0..200).map(|_| gather.next().1).collect();
+        assert!(ends.iter().any(Result::is_err), "{io:?}: the only worker is gone");
+        assert!(matches!(read_one(&*reader, 0, 10), Err(ReadError::Stopped(_))), "{io:?}");
+    }
+}
+
 #[test]
 fn reads_overlap_up_to_the_depth() {
     let delay = Duration::from_millis(20);

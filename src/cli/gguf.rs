@@ -111,6 +111,14 @@ enum RecipeName {
     Q2,
 }
 
+/// What `ds4-gguf inspect` prints of a file.
+///
+/// # Errors
+/// A file that is no GGUF file.
+pub fn describe(model: &std::path::Path) -> Result<String, ConvertError> {
+    Ok(inspect::text(&GgufFile::open(model)?, false))
+}
+
 /// Runs `ds4-gguf` on the process's arguments.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();

@@ -35,11 +35,9 @@ struct Line {
 }
 
 /// First guesses of a sub-block's scale: the range is spread over `code_max` + each of these.
-const STRETCH: [f32; 13] = [-0.9, -0.75, -0.6, -0.45, -0.3, -0.15, 0.0, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9];
-/// Least-squares steps after the best first guess.
-const DESCENTS: usize = 2;
+const STRETCH: [f32; 9] = [-0.9, -0.65, -0.4, -0.2, 0.0, 0.2, 0.4, 0.65, 0.9];
 /// Rounds of (choose rounded scales, refit the two factors).
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 2;
 
 /// Encodes a block in sub-blocks of `N` values.
 pub fn fit<const N: usize>(block: &SuperBlock, limits: Limits) -> Result<AffineBlock, TooLarge> {
@@ -96,11 +94,11 @@ fn code(t: f32, inverse: f32, code_max: f32) -> f32 {
 }
 
 #[inline(always)]
-fn sums<const N: usize>(t: &[f32; N], w: &[f32; N], inverse: f32, offset: f32, code_max: f32) -> Sums {
+fn sums<const N: usize>(t: &[f32; N], w: &[f32; N], inverse: f32, code_max: f32) -> Sums {
     let mut lanes = [[0f32; LANES]; 3];
     for i in (0..N).step_by(LANES) {
         for l in 0..LANES {
-            let q = code(t[i + l] + offset, inverse, code_max);
+            let q = code(t[i + l], inverse, code_max);
             let wq = w[i + l] * q;
             lanes[0][l] += wq;
             lanes[1][l] += wq * q;
@@ -125,8 +123,8 @@ fn fit_line<const N: usize>(x: &[f32; N], w: &[f32; N], code_max: f32) -> Line {
         wt += w * t;
         wtt += w * t * t;
     }
-    let solve = |inverse: f32, offset: f32| -> Option<(f32, f32, f32)> {
-        let s = sums(&t, w, inverse, offset, code_max);
+    let solve = |inverse: f32| -> Option<(f32, f32, f32)> {
+        let s = sums(&t, w, inverse, code_max);
         let det = w_sum * s.wqq - s.wq * s.wq;
         if det <= 1e-6 * w_sum * s.wqq {
             return None;
@@ -144,14 +142,8 @@ fn fit_line<const N: usize>(x: &[f32; N], w: &[f32; N], code_max: f32) -> Line {
     };
     let mut best = (f32::INFINITY, (high - low) / code_max, 0.0);
     for stretch in STRETCH {
-        if let Some(found) = solve((code_max + stretch) / (high - low), 0.0).filter(|f| f.0 < best.0) {
+        if let Some(found) = solve((code_max + stretch) / (high - low)).filter(|f| f.0 < best.0) {
             best = found;
-        }
-    }
-    for _ in 0..DESCENTS {
-        match solve(1.0 / best.1, -best.2).filter(|f| f.0 < best.0) {
-            Some(found) => best = found,
-            None => break,
         }
     }
     Line { scale: best.1, min: -(best.2 + low) }
@@ -164,7 +156,8 @@ fn round_line(line: Line, d: f32, dmin: f32, limits: Limits) -> (u8, u8) {
     (round(line.scale, d), round(line.min, dmin))
 }
 
-/// The best of the rounded pairs around `start`: its error, scale and minimum.
+/// The best of nine rounded pairs around `start`: its error, scale and minimum. A larger scale is tried with larger
+/// minima, since the codes then start lower.
 fn choose_rounded<const N: usize>(
     x: &[f32; N],
     w: &[f32; N],
@@ -173,10 +166,13 @@ fn choose_rounded<const N: usize>(
     dmin: f32,
     limits: Limits,
 ) -> (f32, u8, u8) {
-    let around = |v: u8| v.saturating_sub(1)..=(v + 1).min(limits.scale_max);
+    const STEPS: [i32; 3] = [0, -1, 1];
+    let within = |v: i32| v.clamp(0, i32::from(limits.scale_max)) as u8;
     let mut best = (f32::INFINITY, 0, 0);
-    for scale in around(start.0) {
-        for min in around(start.1) {
+    for step in STEPS {
+        let scale = within(i32::from(start.0) + step);
+        for min_step in STEPS {
+            let min = within(i32::from(start.1) + step + min_step);
             let line = Line { scale: d * f32::from(scale), min: dmin * f32::from(min) };
             let error = line_error(x, w, line, f32::from(limits.code_max));
             if error < best.0 {

@@ -58,8 +58,7 @@ pub(super) fn encode(
     importance: Option<&[f32; VALUES]>,
     out: &mut [u8; BYTES],
 ) -> Result<(), TooLarge> {
-    const LIMITS: Limits =
-        Limits { code_half: 4.0, scale_half: 32.0, targets: &[2.4, 2.7, 3.0, 3.3, 3.6, 3.9, 4.2, 4.5] };
+    const LIMITS: Limits = Limits { code_half: 4.0, scale_half: 32.0, targets: &[2.5, 2.9, 3.3, 3.7, 4.1, 4.5] };
     let fitted = signed_fit::fit(&SuperBlock::new(values, importance), LIMITS)?;
     out.fill(0);
     for (i, code) in fitted.codes.iter().enumerate() {

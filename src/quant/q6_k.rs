@@ -45,7 +45,11 @@ pub(super) fn encode(
     importance: Option<&[f32; VALUES]>,
     out: &mut [u8; BYTES],
 ) -> Result<(), TooLarge> {
-    const LIMITS: Limits = Limits { code_half: 32.0, scale_half: 128.0, targets: &[30.5, 31.0, 31.5, 32.0, 32.5] };
+    const LIMITS: Limits = Limits {
+        code_half: 32.0,
+        scale_half: 128.0,
+        targets: &[26.5, 27.2, 27.9, 28.6, 29.3, 30.0, 30.7, 31.4, 32.1, 32.5],
+    };
     let fitted = signed_fit::fit(&SuperBlock::new(values, importance), LIMITS)?;
     out.fill(0);
     for (i, code) in fitted.codes.iter().enumerate() {

@@ -10,7 +10,7 @@ use half::f16;
 const N: usize = 16;
 const SUBS: usize = VALUES / N;
 /// Rounds of (choose rounded scales, refit the factor).
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 2;
 
 /// Codes reach from -`code_half` to `code_half` - 1, scales from -`scale_half` to `scale_half` - 1.
 #[derive(Clone, Copy)]
@@ -78,21 +78,13 @@ fn fit_scale(x: &[f32; N], w: &[f32; N], limits: Limits) -> f32 {
         return 0.0;
     }
     let (mut best_gain, mut best_scale) = (0.0, 0.0);
-    let mut consider = |inverse: f32| {
+    let targets = limits.targets.iter().flat_map(|target| [-target, *target]);
+    for inverse in targets.map(|target| target / largest) {
         let (wxq, wqq) = sums(x, w, inverse, limits);
         // The error falls by (sum w x q)^2 / sum w q^2 against storing zeros.
         if wqq > 0.0 && wxq * wxq > best_gain * wqq {
             (best_gain, best_scale) = (wxq * wxq / wqq, wxq / wqq);
         }
-        best_scale
-    };
-    for target in limits.targets {
-        consider(-target / largest);
-        consider(target / largest);
-    }
-    let scale = consider(0.0);
-    if scale != 0.0 {
-        consider(1.0 / scale);
     }
     best_scale
 }

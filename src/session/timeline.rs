@@ -41,7 +41,7 @@ pub struct SyncReport {
 }
 
 /// Who watches a timeline while it computes.
-pub trait Watcher {
+pub trait Watcher: Send {
     /// `done` of `total` prompt tokens are computed.
     fn prefill(&mut self, done: usize, total: usize) -> Flow {
         let _ = (done, total);
@@ -50,6 +50,10 @@ pub trait Watcher {
     /// Logits of `position`, when all are asked for.
     fn logits(&mut self, position: usize, logits: &[f32]) {
         let _ = (position, logits);
+    }
+    /// Whether `probe` gives one.
+    fn has_probe(&self) -> bool {
+        false
     }
     /// A probe for the forward passes.
     fn probe(&mut self) -> Option<&mut dyn Probe> {
@@ -123,7 +127,12 @@ impl Timeline {
     ///
     /// # Errors
     /// Empty or too long prompts, failures of the pass, an interruption by the watcher.
-    pub fn sync(&mut self, prompt: &[TokenId], want: Want, watcher: &mut dyn Watcher) -> Result<SyncReport, SessionError> {
+    pub fn sync(
+        &mut self,
+        prompt: &[TokenId],
+        want: Want,
+        watcher: &mut dyn Watcher,
+    ) -> Result<SyncReport, SessionError> {
         if prompt.is_empty() {
             return Err(SessionError::EmptyPrompt);
         }
@@ -146,7 +155,13 @@ impl Timeline {
             let at = self.tokens.len();
             let end = prompt.len().min(at + chunk);
             let is_last = end == prompt.len();
-            let want = if is_last && want == Want::None { Want::Last } else if is_last { want } else { keep_all(want) };
+            let want = if is_last && want == Want::None {
+                Want::Last
+            } else if is_last {
+                want
+            } else {
+                keep_all(want)
+            };
             self.append(&prompt[at..end], want, watcher)?;
         }
         watcher.prefill(total, total);
@@ -162,21 +177,32 @@ impl Timeline {
         let last = first + tokens.len() - 1;
         watcher.pass(first, tokens);
         let (runner, last_logits) = (&mut self.runner, &mut self.last_logits);
-        // Probe and logits watcher are two borrows of one object, so logits are collected first and handed on after.
-        let mut all = Vec::new();
-        let mut sink = |position: usize, logits: &[f32]| {
+        let mut keep = |position: usize, logits: &[f32]| {
             if position == last {
                 last_logits.copy_from_slice(logits);
             }
-            if want == Want::All {
-                all.push((position, logits.to_vec()));
-            }
         };
-        let result = runner.forward(tokens, want, &mut sink, watcher.probe());
+        let mut kept = Vec::new();
+        let result = if want == Want::All && watcher.has_probe() {
+            // Probe and logits are two borrows of one watcher, so here logits are collected and handed on after the pass.
+            let mut sink = |position: usize, logits: &[f32]| {
+                keep(position, logits);
+                kept.push((position, logits.to_vec()));
+            };
+            runner.forward(tokens, want, &mut sink, watcher.probe())
+        } else if want == Want::All {
+            let mut sink = |position: usize, logits: &[f32]| {
+                keep(position, logits);
+                watcher.logits(position, logits);
+            };
+            runner.forward(tokens, want, &mut sink, None)
+        } else {
+            runner.forward(tokens, want, &mut keep, watcher.probe())
+        };
         let held = self.runner.len();
         self.tokens.extend_from_slice(&tokens[..held - first]);
         result?;
-        for (position, logits) in all {
+        for (position, logits) in kept {
             watcher.logits(position, &logits);
         }
         Ok(())

@@ -2,6 +2,9 @@
 //! Never imports `backend` or `models`: it fills memory that others lend it.
 
 pub mod convert;
+pub mod expert_cache;
 pub mod gguf;
 pub mod layout;
 pub mod reader;
+pub mod row_table;
+pub mod weights;

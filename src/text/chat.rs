@@ -2,7 +2,7 @@
 //! Owns no prompt format; a model's rules (`models/<arch>/chat.rs`) or a template turn these into segments.
 //! Surprising fact: the arguments of a tool call are kept as text, since what a model wrote need not be JSON.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use thiserror::Error;
 
 /// Who speaks.
@@ -69,6 +69,28 @@ impl Message {
         }
         Ok(message)
     }
+
+    /// The usual JSON form, as templates expect it: absent fields are left out, arguments that are a JSON object become one.
+    pub fn to_json(&self) -> Value {
+        let role = match self.role {
+            Role::System => "system",
+            Role::User => "user",
+            Role::Assistant => "assistant",
+            Role::Tool => "tool",
+            Role::LatestReminder => "latest_reminder",
+        };
+        let mut value = json!({"role": role, "content": self.content});
+        if let Some(reasoning) = &self.reasoning {
+            value["reasoning_content"] = reasoning.as_str().into();
+        }
+        if !self.tool_calls.is_empty() {
+            value["tool_calls"] = self.tool_calls.iter().map(ToolCall::to_json).collect();
+        }
+        if let Some(id) = &self.tool_call_id {
+            value["tool_call_id"] = id.as_str().into();
+        }
+        value
+    }
 }
 
 impl ToolCall {
@@ -83,6 +105,14 @@ impl ToolCall {
             other => return Err(ChatError::field("tool_calls.function.arguments", "JSON text or an object", other)),
         };
         Ok(ToolCall { id: value["id"].as_str().unwrap_or_default().to_owned(), name: name.to_owned(), arguments })
+    }
+
+    fn to_json(&self) -> Value {
+        let arguments = match serde_json::from_str(&self.arguments) {
+            Ok(object @ Value::Object(_)) => object,
+            _ => Value::String(self.arguments.clone()),
+        };
+        json!({"id": self.id, "type": "function", "function": {"name": self.name, "arguments": arguments}})
     }
 }
 
@@ -157,8 +187,6 @@ fn optional_text(value: &Value, field: &'static str) -> Result<Option<String>, C
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn refusal(value: Value) -> String {

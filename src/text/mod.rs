@@ -4,8 +4,10 @@
 
 pub mod byte_alphabet;
 pub mod chat;
+pub mod clock;
 pub mod json_style;
 pub mod pre_tokenizer;
+pub mod template;
 pub mod tokenizer;
 pub mod utf8_stream;
 

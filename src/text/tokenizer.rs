@@ -266,12 +266,17 @@ impl Tokenizer {
         Ok(ids)
     }
 
+    /// The first special token that `text` spells at or after byte `start`: its place and the longest one there.
+    pub fn next_special<'t>(&self, text: &'t str, start: usize) -> Option<(usize, &'t str)> {
+        self.specials.next_in(text, start)
+    }
+
     /// Cuts a text written by a template (never one written by a user) at the special tokens that it spells: the longest one
     /// at each place, from left to right.
     pub fn parse_specials(&self, text: &str) -> Vec<Segment> {
         let mut segments = Vec::new();
         let mut start = 0;
-        while let Some((at, token)) = self.specials.next_in(text, start) {
+        while let Some((at, token)) = self.next_special(text, start) {
             push_plain(&mut segments, &text[start..at]);
             segments.push(Segment::Special(token.to_owned()));
             start = at + token.len();

@@ -9,7 +9,7 @@ pub mod scalar;
 pub use activations::Activations;
 
 use super::pool::Pool;
-use super::simd::SimdLevel;
+use super::simd::{SimdLevel, Usable};
 use crate::quant::QuantType;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -86,18 +86,18 @@ impl Picks<'_> {
 /// The row products of one instruction set.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernels {
-    level: SimdLevel,
+    level: Usable,
 }
 
 impl Kernels {
     /// Kernels of `level`, lowered to what this machine has.
     pub fn new(level: SimdLevel) -> Self {
-        Self { level: level.min(SimdLevel::detect()) }
+        Self { level: Usable::at_most(level) }
     }
 
     /// The level in use.
     pub fn level(&self) -> SimdLevel {
-        self.level
+        self.level.level()
     }
 
     /// Makes `into` hold `x` (`[rows, cols]`) in the form that products with `ty` weights need under `mode`.
@@ -111,7 +111,7 @@ impl Kernels {
         into: &mut Activations,
     ) {
         into.reset(mode, ty, rows, cols);
-        into.fill(self.level, x);
+        into.fill(None, self.level, x);
     }
 
     /// [`Self::prepare`] with the rows split over the pool's threads.
@@ -127,7 +127,7 @@ impl Kernels {
         into: &mut Activations,
     ) {
         into.reset(mode, ty, rows, cols);
-        into.fill_on(pool, self.level, x);
+        into.fill(Some(pool), self.level, x);
     }
 
     /// Products of weight rows `range` with every activation row: `out` is `[range.len(), activation rows]`.

@@ -373,7 +373,7 @@ mod tests {
         check(&[user(""), user("p")], &NO_THINKING, "[B][U]\n\np[A]</think>");
         check(&[user("q"), system.clone(), user("p")], &on, "[B][S]75:[U]q[S]s[U]p[A]<think>");
         check(&[system.clone(), system.clone(), user("p")], &NO_THINKING, "[B][S]s[S]s[U]p[A]</think>");
-        check(&[system.clone()], &NO_THINKING, "[B][S]s[A]</think>");
+        check(std::slice::from_ref(&system), &NO_THINKING, "[B][S]s[A]</think>");
         check(&[Message::new(Role::System, ""), user("q")], &NO_THINKING, "[B][S][U]q[A]</think>");
         check(&[user("q"), reminder.clone(), user("p")], &NO_THINKING, "[B][U]q[R]r[U]p[A]</think>");
         check(&[assistant("a", None), user("q")], &on, "[B][S]75:[A]</think>a[E][U]q[A]<think>");

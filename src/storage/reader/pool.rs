@@ -6,7 +6,6 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -63,15 +62,26 @@ struct OpEnd {
 /// A request in the queue, or what is left of it.
 struct Queued {
     op: Arc<Op>,
+    /// What is not taken yet, and behind it what the caller lent beyond the need.
     rest: DestRegion,
+    /// Bytes of `rest` that are to be read.
+    bytes: usize,
     /// File offset of `rest`'s first byte.
     file_offset: u64,
+}
+
+/// A request as an entry of the queue, or one that ends before it gets there: nothing to read, or an impossible range.
+enum Prepared {
+    Read(Queued),
+    Ended(Queued, Option<ReadError>),
 }
 
 /// A part of a request that a worker reads.
 pub(super) struct Piece {
     op: Arc<Op>,
     region: DestRegion,
+    /// Bytes of the region that are to be read.
+    bytes: usize,
     file_offset: u64,
     /// Bytes from the start of the piece that hold file content.
     landed: usize,
@@ -86,13 +96,13 @@ impl Piece {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.region.len()
+        self.bytes
     }
 
     /// Bytes that are not read yet, and their file offset. After a short read it starts at the last aligned byte before the gap.
     pub(super) fn target(&mut self) -> (u64, &mut [u8]) {
         let from = self.resume_at();
-        (self.file_offset + from as u64, &mut self.region.bytes_mut()[from..])
+        (self.file_offset + from as u64, &mut self.region.bytes_mut()[from..self.bytes])
     }
 
     fn resume_at(&self) -> usize {
@@ -102,7 +112,7 @@ impl Piece {
     /// Bytes that must land: the piece may stretch beyond the wanted data, and there beyond the end of the file.
     fn needed(&self) -> usize {
         let wanted = self.op.extent.offset + self.op.extent.len - self.file_offset;
-        usize::try_from(wanted).map_or(self.region.len(), |wanted| wanted.min(self.region.len()))
+        usize::try_from(wanted).map_or(self.bytes, |wanted| wanted.min(self.bytes))
     }
 }
 
@@ -132,7 +142,6 @@ pub(super) struct Pool {
     room: Condvar,
     /// Workers that wait in a ring have an eventfd each.
     bells: Vec<OwnedFd>,
-    next_bell: AtomicUsize,
     check: Box<dyn Fn() -> Result<(), FileChange> + Send + Sync>,
     pub(super) counters: ReadCounters,
 }
@@ -161,7 +170,6 @@ impl Pool {
             work: Condvar::new(),
             room: Condvar::new(),
             bells: parts.bells,
-            next_bell: AtomicUsize::new(0),
             check: parts.check,
             counters: ReadCounters::default(),
         })
@@ -194,9 +202,9 @@ impl Pool {
         let mut ended = Vec::new();
         for request in batch {
             let queued = match self.prepare(request, id, Arc::clone(sink)) {
-                Ok(queued) => queued,
-                Err(at_once) => {
-                    ended.push(at_once);
+                Prepared::Read(queued) => queued,
+                Prepared::Ended(queued, error) => {
+                    ended.push((queued, error));
                     continue;
                 }
             };
@@ -215,7 +223,7 @@ impl Pool {
                 let error = ReadError::Stopped(queued.op.label.clone());
                 ended.push((queued, Some(error)));
             } else {
-                pushed += queued.rest.len().div_ceil(self.limits.piece_bytes);
+                pushed += queued.bytes.div_ceil(self.limits.piece_bytes);
                 state.push(queued);
             }
         }
@@ -238,34 +246,27 @@ impl Pool {
         self.counters.queue_full_wait_ns.add_ns(since.elapsed());
     }
 
-    /// Builds the queue entry; `Err` when there is nothing to read, with the error if that is one.
-    fn prepare(
-        &self,
-        request: ReadRequest,
-        batch: BatchId,
-        sink: Arc<dyn ReadSink>,
-    ) -> Result<Queued, (Queued, Option<ReadError>)> {
+    fn prepare(&self, request: ReadRequest, batch: BatchId, sink: Arc<dyn ReadSink>) -> Prepared {
         let ReadRequest { extent, lane, class, label, mut region, tag } = request;
         let placement = self.alignment.place(extent.offset, extent.len);
         let (file_offset, skew, bytes) = placement.map_or((0, 0, 0), |p| (p.file_offset, p.skew, p.region_bytes));
         assert!(region.len() >= bytes, "region of {} bytes for a read of {bytes} ({label})", region.len());
         assert!(region.is_aligned_to(self.alignment.memory), "region of {label} not aligned");
-        let sealed = region.len() > bytes || bytes > self.limits.piece_bytes;
+        // The pieces of a cut read must reunite to this region, though the caller may have cut it from a larger loan.
+        let sealed = bytes > self.limits.piece_bytes;
         if sealed {
             region = region.seal();
-            // What lies beyond the superset is no part of the read; it comes back when the pieces reunite.
-            drop(region.split_off(bytes));
         }
         let end = Mutex::new(OpEnd { bytes_left: bytes, held: None, error: None });
         let op = Arc::new(Op { batch, tag, class, lane, label, extent, skew, sealed, sink, end });
-        let queued = Queued { op, rest: region, file_offset };
+        let queued = Queued { op, rest: region, bytes, file_offset };
         match placement {
             None => {
                 let at = self.at(&queued.op);
-                Err((queued, Some(ReadError::Io { at, errno: libc::EOVERFLOW })))
+                Prepared::Ended(queued, Some(ReadError::Io { at, errno: libc::EOVERFLOW }))
             }
-            Some(_) if extent.len == 0 => Err((queued, None)),
-            Some(_) => Ok(queued),
+            Some(_) if extent.len == 0 => Prepared::Ended(queued, None),
+            Some(_) => Prepared::Read(queued),
         }
     }
 
@@ -278,7 +279,7 @@ impl Pool {
             removed.push(gone);
         }
         let removed: Vec<Queued> = removed.into_iter().flat_map(|gone: VecDeque<Queued>| gone).collect();
-        state.queued_bytes -= removed.iter().map(|q| q.rest.len() as u64).sum::<u64>();
+        state.queued_bytes -= removed.iter().map(|q| q.bytes as u64).sum::<u64>();
         let wake_submitters = state.submitters_waiting > 0;
         drop(state);
         if wake_submitters {
@@ -320,10 +321,10 @@ impl Pool {
             }
             return;
         }
-        for _ in 0..pieces.min(self.bells.len()) {
-            let bell = self.next_bell.fetch_add(1, Ordering::Relaxed) % self.bells.len();
+        // All of them, even for one piece: any single worker may be at its bound.
+        for bell in &self.bells {
             // A full counter means that the worker has a ring of the bell pending already.
-            let _ = rustix::io::write(&self.bells[bell], &1u64.to_ne_bytes());
+            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
         }
     }
 
@@ -380,21 +381,23 @@ impl Pool {
             let queue = state.queues.iter_mut().find(|queue| !queue.is_empty())?;
             let front = queue.front_mut().expect("found not empty");
             if front.op.end.lock().error.is_some() {
-                state.queued_bytes -= front.rest.len() as u64;
+                state.queued_bytes -= front.bytes as u64;
                 failed.extend(queue.pop_front());
                 continue;
             }
-            let (op, file_offset, region) = if front.rest.len() <= self.limits.piece_bytes {
-                let Queued { op, rest, file_offset } = queue.pop_front().expect("found not empty");
-                (op, file_offset, rest)
+            let (op, file_offset, region, bytes) = if front.bytes <= self.limits.piece_bytes {
+                let Queued { op, rest, bytes, file_offset } = queue.pop_front().expect("found not empty");
+                (op, file_offset, rest, bytes)
             } else {
                 let tail = front.rest.split_off(self.limits.piece_bytes);
                 let region = std::mem::replace(&mut front.rest, tail);
                 let file_offset = front.file_offset;
-                front.file_offset += region.len() as u64;
-                (Arc::clone(&front.op), file_offset, region)
+                let bytes = region.len();
+                front.bytes -= bytes;
+                front.file_offset += bytes as u64;
+                (Arc::clone(&front.op), file_offset, region, bytes)
             };
-            state.queued_bytes -= region.len() as u64;
+            state.queued_bytes -= bytes as u64;
             let begun = Instant::now();
             if state.pieces_under_way == 0 {
                 state.busy_since = Some(begun);
@@ -402,7 +405,7 @@ impl Pool {
             state.pieces_under_way += 1;
             self.counters.pieces.increment();
             let align = self.alignment.offset as usize;
-            return Some(Piece { op, region, file_offset, landed: 0, retries: 0, begun, align });
+            return Some(Piece { op, region, bytes, file_offset, landed: 0, retries: 0, begun, align });
         }
     }
 
@@ -455,11 +458,11 @@ impl Pool {
     #[cfg(target_os = "linux")]
     pub(super) fn lose(&self, piece: Piece, errno: i32) {
         let error = self.io_error(&piece, errno);
-        let Piece { op, region, .. } = piece;
-        let bytes = region.len();
+        let Piece { op, region, bytes, .. } = piece;
         std::mem::forget(region);
         self.landed_pieces(1);
-        self.end_part(&op, bytes, None, Some(error));
+        // A read that failed has no successor.
+        let _ = self.end_part(&op, bytes, None, Some(error));
     }
 
     fn at(&self, op: &Op) -> ReadAt {
@@ -487,16 +490,19 @@ impl Pool {
     // ---- ends ----
 
     fn end_piece(&self, piece: Piece, error: Option<ReadError>) {
-        let Piece { op, region, .. } = piece;
+        let Piece { op, region, bytes, .. } = piece;
         self.landed_pieces(1);
-        let bytes = region.len();
-        self.end_part(&op, bytes, Some(region), error);
+        if let Some(next) = self.end_part(&op, bytes, Some(region), error) {
+            // This worker takes one piece itself as soon as it is back from the sink.
+            self.follow_up(next, &op, 1);
+        }
     }
 
     fn end_rest(&self, queued: Queued, error: Option<ReadError>) {
-        let Queued { op, rest, .. } = queued;
-        let bytes = rest.len();
-        self.end_part(&op, bytes, Some(rest), error);
+        let Queued { op, rest, bytes, .. } = queued;
+        if let Some(next) = self.end_part(&op, bytes, Some(rest), error) {
+            self.follow_up(next, &op, 0);
+        }
     }
 
     fn landed_pieces(&self, count: usize) {
@@ -508,8 +514,14 @@ impl Pool {
         }
     }
 
-    /// Accounts for `bytes` of the read; tells its sink when these were the last.
-    fn end_part(&self, op: &Arc<Op>, bytes: usize, region: Option<DestRegion>, error: Option<ReadError>) {
+    /// Accounts for `bytes` of the read; tells its sink when these were the last, and returns the read that the sink wants next.
+    fn end_part(
+        &self,
+        op: &Arc<Op>,
+        bytes: usize,
+        region: Option<DestRegion>,
+        error: Option<ReadError>,
+    ) -> Option<ReadRequest> {
         let mut end = op.end.lock();
         if end.error.is_none() {
             end.error = error;
@@ -517,7 +529,7 @@ impl Pool {
         end.held = region;
         end.bytes_left -= bytes;
         if end.bytes_left > 0 {
-            return;
+            return None;
         }
         let (held, error) = (end.held.take(), end.error.take());
         drop(end);
@@ -541,26 +553,24 @@ impl Pool {
             }
         };
         let landed_well = result.is_ok();
-        let next = op.sink.landed(op.tag, result);
-        if let Some(request) = next.filter(|_| landed_well) {
-            self.follow_up(request, op);
-        }
+        op.sink.landed(op.tag, result).filter(|_| landed_well)
     }
 
     /// Queues what a sink handed back, past the bound: it takes the place of a read that has just left.
-    fn follow_up(&self, request: ReadRequest, before: &Op) {
+    fn follow_up(&self, request: ReadRequest, before: &Op, workers_awake: usize) {
         match self.prepare(request, before.batch, Arc::clone(&before.sink)) {
-            Err((queued, error)) => self.end_rest(queued, error),
-            Ok(queued) => {
+            Prepared::Ended(queued, error) => self.end_rest(queued, error),
+            Prepared::Read(queued) => {
                 let mut state = self.state.lock();
                 if state.closed {
                     drop(state);
                     let error = ReadError::Stopped(queued.op.label.clone());
                     return self.end_rest(queued, Some(error));
                 }
+                let pieces = queued.bytes.div_ceil(self.limits.piece_bytes);
                 state.push(queued);
                 drop(state);
-                self.wake(1);
+                self.wake(pieces - workers_awake);
             }
         }
     }
@@ -579,7 +589,7 @@ impl Pool {
 
 impl State {
     fn push(&mut self, queued: Queued) {
-        self.queued_bytes += queued.rest.len() as u64;
+        self.queued_bytes += queued.bytes as u64;
         self.queues[queued.op.class.index()].push_back(queued);
     }
 

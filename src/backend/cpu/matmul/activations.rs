@@ -4,20 +4,19 @@
 
 use super::Arithmetic;
 use crate::backend::cpu::pool::Pool;
-use crate::backend::cpu::simd::{self, SimdLevel};
+use crate::backend::cpu::simd::Usable;
 use crate::quant::QuantType;
-use rayon::prelude::*;
 
 /// Smallest largest magnitude of a block that is kept; below, 127 / amax would overflow and the block counts as zero.
 const AMAX_MIN: f32 = 1.0e-36;
 /// Adding and subtracting 1.5 * 2^23 rounds to the nearest whole number, ties to even.
 const ROUNDER: f32 = 12_582_912.0;
-/// Rows are filled on several threads from this many values on.
+/// Values that make a piece worth handing to another thread.
 const PARALLEL_VALUES: usize = 1 << 16;
 
 /// What a row of activations consists of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) enum Form {
+enum Form {
     /// Plain values.
     #[default]
     Float,
@@ -29,7 +28,7 @@ pub(crate) enum Form {
 
 impl Form {
     /// The form that weights of `ty` need.
-    pub(crate) fn of(mode: Arithmetic, ty: QuantType) -> Form {
+    fn of(mode: Arithmetic, ty: QuantType) -> Form {
         match (mode, ty) {
             (Arithmetic::Quality, _) | (_, QuantType::F32 | QuantType::F16 | QuantType::BF16) => Form::Float,
             (_, QuantType::Q8_0) => Form::Block32 { offset: 128 },
@@ -40,37 +39,46 @@ impl Form {
             (_, QuantType::I8) => panic!("I8 rows are bytes, not weights"),
         }
     }
-
-    /// Rows are padded with zeros to a multiple of this many values, so that kernels may read whole steps.
-    fn padding(self) -> usize {
-        match self {
-            Form::Float => 32,
-            Form::Block32 { .. } => 512,
-            Form::Block256 => 256,
-        }
-    }
 }
 
-/// A row in [`Form::Block32`]; padded.
+/// 32 plain values; the last ones of a row may be padding of zeros.
 #[derive(Clone, Copy)]
-pub(crate) struct Row32<'a> {
+#[repr(C, align(64))]
+pub(crate) struct Floats(pub [f32; 32]);
+
+/// 16 blocks of 32 values; the last ones of a row may be padding of zeros.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Step32 {
     /// Codes, -127..=127.
-    pub codes: &'a [i8],
-    /// One a block.
-    pub scales: &'a [f32],
+    pub codes: [i8; 512],
     /// For each four codes, minus their sum times the offset.
-    pub offsets: &'a [i32],
+    pub offsets: [i32; 128],
+    /// One a block.
+    pub scales: [f32; 16],
 }
 
-/// A row in [`Form::Block256`].
+/// A block of 256 values.
 #[derive(Clone, Copy)]
-pub(crate) struct Row256<'a> {
+#[repr(C, align(64))]
+pub(crate) struct Block256 {
     /// Codes, -127..=127.
-    pub codes: &'a [i8],
-    /// One a block.
-    pub scales: &'a [f32],
+    pub codes: [i8; 256],
     /// Sums of 16 codes.
-    pub sums: &'a [i16],
+    pub sums: [i16; 16],
+    pub scale: f32,
+}
+
+impl Floats {
+    const ZERO: Self = Floats([0.0; 32]);
+}
+
+impl Step32 {
+    const ZERO: Self = Step32 { codes: [0; 512], offsets: [0; 128], scales: [0.0; 16] };
+}
+
+impl Block256 {
+    const ZERO: Self = Block256 { codes: [0; 256], sums: [0; 16], scale: 0.0 };
 }
 
 /// Rows of activations prepared for one weight type; reuse one to keep its memory.
@@ -79,12 +87,10 @@ pub struct Activations {
     form: Form,
     rows: usize,
     cols: usize,
-    stride: usize,
-    floats: Vec<f32>,
-    codes: Vec<i8>,
-    scales: Vec<f32>,
-    offsets: Vec<i32>,
-    sums: Vec<i16>,
+    /// Only the one that `form` names is in use; `[rows, groups of a row]`.
+    floats: Vec<Floats>,
+    steps: Vec<Step32>,
+    blocks: Vec<Block256>,
 }
 
 impl Activations {
@@ -107,115 +113,74 @@ impl Activations {
         self.form == Form::Float
     }
 
-    pub(crate) fn float_row(&self, row: usize) -> &[f32] {
-        &self.floats[row * self.stride..][..self.stride]
+    pub(crate) fn float_row(&self, row: usize) -> &[Floats] {
+        group(&self.floats, row, self.cols.div_ceil(32))
     }
 
-    pub(crate) fn row32(&self, row: usize) -> Row32<'_> {
-        let stride = self.stride;
-        Row32 {
-            codes: &self.codes[row * stride..][..stride],
-            scales: &self.scales[row * (stride / 32)..][..stride / 32],
-            offsets: &self.offsets[row * (stride / 4)..][..stride / 4],
-        }
+    pub(crate) fn row32(&self, row: usize) -> &[Step32] {
+        group(&self.steps, row, self.cols.div_ceil(512))
     }
 
-    pub(crate) fn row256(&self, row: usize) -> Row256<'_> {
-        let stride = self.stride;
-        Row256 {
-            codes: &self.codes[row * stride..][..stride],
-            scales: &self.scales[row * (stride / 256)..][..stride / 256],
-            sums: &self.sums[row * (stride / 16)..][..stride / 16],
-        }
+    pub(crate) fn row256(&self, row: usize) -> &[Block256] {
+        group(&self.blocks, row, self.cols.div_ceil(256))
     }
 
+    /// Takes a new shape. What the rows hold is undefined until they are filled.
     pub(super) fn reset(&mut self, mode: Arithmetic, ty: QuantType, rows: usize, cols: usize) {
         assert!(cols > 0 && cols.is_multiple_of(ty.block_values()), "{cols} columns are not whole {ty} blocks");
-        let form = Form::of(mode, ty);
-        let stride = cols.next_multiple_of(form.padding());
-        if (form, stride, cols) != (self.form, self.stride, self.cols) {
-            // Padding of the former shape would not be where this one expects zeros.
-            let Self { floats, codes, scales, offsets, sums, .. } = self;
-            floats.clear();
-            codes.clear();
-            scales.clear();
-            offsets.clear();
-            sums.clear();
-        }
-        (self.form, self.rows, self.cols, self.stride) = (form, rows, cols, stride);
-        let values = rows * stride;
-        match form {
-            Form::Float => self.floats.resize(values, 0.0),
-            Form::Block32 { .. } => {
-                self.codes.resize(values, 0);
-                self.scales.resize(values / 32, 0.0);
-                self.offsets.resize(values / 4, 0);
-            }
-            Form::Block256 => {
-                self.codes.resize(values, 0);
-                self.scales.resize(values / 256, 0.0);
-                self.sums.resize(values / 16, 0);
-            }
+        (self.form, self.rows, self.cols) = (Form::of(mode, ty), rows, cols);
+        match self.form {
+            Form::Float => self.floats.resize(rows * cols.div_ceil(32), Floats::ZERO),
+            Form::Block32 { .. } => self.steps.resize(rows * cols.div_ceil(512), Step32::ZERO),
+            Form::Block256 => self.blocks.resize(rows * (cols / 256), Block256::ZERO),
         }
     }
 
-    pub(super) fn fill(&mut self, level: SimdLevel, x: &[f32]) {
+    /// Fills the rows from `x`, `[rows, cols]`, on the pool's threads if one is given.
+    pub(super) fn fill(&mut self, pool: Option<&Pool>, level: Usable, x: &[f32]) {
         assert_eq!(x.len(), self.rows * self.cols, "{} rows of {} activations", self.rows, self.cols);
-        let (form, stride) = (self.form, self.stride);
-        let x = x.chunks_exact(self.cols);
-        match form {
-            Form::Float => {
-                let rows = self.floats.chunks_exact_mut(stride);
-                x.zip(rows).for_each(|(x, row)| row[..x.len()].copy_from_slice(x));
-            }
+        let cols = self.cols;
+        match self.form {
+            Form::Float => fill_rows(pool, x, cols, &mut self.floats, cols.div_ceil(32), fill_floats),
             Form::Block32 { offset } => {
-                let codes = self.codes.chunks_exact_mut(stride);
-                let scales = self.scales.chunks_exact_mut(stride / 32);
-                let offsets = self.offsets.chunks_exact_mut(stride / 4);
-                x.zip(codes).zip(scales.zip(offsets)).for_each(|((x, codes), (scales, offsets))| {
-                    simd::fill32(level, x, offset, codes, scales, offsets);
-                });
+                let fill = |x: &[f32], row: &mut [Step32]| level.fill32(x, offset, row);
+                fill_rows(pool, x, cols, &mut self.steps, cols.div_ceil(512), fill);
             }
             Form::Block256 => {
-                let codes = self.codes.chunks_exact_mut(stride);
-                let scales = self.scales.chunks_exact_mut(stride / 256);
-                let sums = self.sums.chunks_exact_mut(stride / 16);
-                x.zip(codes).zip(scales.zip(sums)).for_each(|((x, codes), (scales, sums))| {
-                    simd::fill256(level, x, codes, scales, sums);
-                });
+                let fill = |x: &[f32], row: &mut [Block256]| level.fill256(x, row);
+                fill_rows(pool, x, cols, &mut self.blocks, cols / 256, fill);
             }
         }
     }
+}
 
-    pub(super) fn fill_on(&mut self, pool: &Pool, level: SimdLevel, x: &[f32]) {
-        if pool.threads() == 1 || self.rows < 2 || x.len() < PARALLEL_VALUES {
-            return self.fill(level, x);
-        }
-        assert_eq!(x.len(), self.rows * self.cols, "{} rows of {} activations", self.rows, self.cols);
-        let (form, stride) = (self.form, self.stride);
-        let x = x.par_chunks_exact(self.cols);
-        pool.run(|| match form {
-            Form::Float => {
-                let rows = self.floats.par_chunks_exact_mut(stride);
-                x.zip(rows).for_each(|(x, row)| row[..x.len()].copy_from_slice(x));
-            }
-            Form::Block32 { offset } => {
-                let codes = self.codes.par_chunks_exact_mut(stride);
-                let scales = self.scales.par_chunks_exact_mut(stride / 32);
-                let offsets = self.offsets.par_chunks_exact_mut(stride / 4);
-                x.zip(codes).zip(scales.zip(offsets)).for_each(|((x, codes), (scales, offsets))| {
-                    simd::fill32(level, x, offset, codes, scales, offsets);
-                });
-            }
-            Form::Block256 => {
-                let codes = self.codes.par_chunks_exact_mut(stride);
-                let scales = self.scales.par_chunks_exact_mut(stride / 256);
-                let sums = self.sums.par_chunks_exact_mut(stride / 16);
-                x.zip(codes).zip(scales.zip(sums)).for_each(|((x, codes), (scales, sums))| {
-                    simd::fill256(level, x, codes, scales, sums);
-                });
-            }
-        });
+fn group<T>(all: &[T], row: usize, len: usize) -> &[T] {
+    &all[row * len..][..len]
+}
+
+/// Calls `fill` on each row of `x` and the `len` groups that it becomes.
+fn fill_rows<T: Send>(
+    pool: Option<&Pool>,
+    x: &[f32],
+    cols: usize,
+    groups: &mut [T],
+    len: usize,
+    fill: impl Fn(&[f32], &mut [T]) + Sync,
+) {
+    let run = |first: usize, groups: &mut [T]| {
+        let x = x[first * cols..].chunks_exact(cols);
+        x.zip(groups.chunks_exact_mut(len)).for_each(|(x, row)| fill(x, row));
+    };
+    match pool {
+        Some(pool) => pool.split_mut(groups, len, PARALLEL_VALUES.div_ceil(cols), run),
+        None => run(0, groups),
+    }
+}
+
+fn fill_floats(x: &[f32], row: &mut [Floats]) {
+    for (x, floats) in x.chunks(32).zip(row) {
+        floats.0[..x.len()].copy_from_slice(x);
+        floats.0[x.len()..].fill(0.0);
     }
 }
 
@@ -240,11 +205,16 @@ fn encode<const N: usize>(x: &[f32; N], codes: &mut [i8; N]) -> f32 {
 
 /// One row in [`Form::Block32`].
 #[inline(always)]
-pub(crate) fn fill32(x: &[f32], offset: i32, codes: &mut [i8], scales: &mut [f32], offsets: &mut [i32]) {
-    let blocks = x.as_chunks::<32>().0.iter().zip(codes.as_chunks_mut::<32>().0);
-    for ((x, codes), (scale, offsets)) in blocks.zip(scales.iter_mut().zip(offsets.as_chunks_mut::<8>().0)) {
-        *scale = encode(x, codes);
-        for (sum, quad) in offsets.iter_mut().zip(codes.as_chunks::<4>().0) {
+pub(crate) fn fill32(x: &[f32], offset: i32, row: &mut [Step32]) {
+    for (x, step) in x.chunks(512).zip(row) {
+        if x.len() < 512 {
+            *step = Step32::ZERO;
+        }
+        let blocks = x.as_chunks::<32>().0.iter().zip(step.codes.as_chunks_mut::<32>().0);
+        for ((x, codes), scale) in blocks.zip(&mut step.scales) {
+            *scale = encode(x, codes);
+        }
+        for (sum, quad) in step.offsets.iter_mut().zip(step.codes.as_chunks::<4>().0) {
             *sum = -offset * quad.iter().map(|&code| i32::from(code)).sum::<i32>();
         }
     }
@@ -252,11 +222,10 @@ pub(crate) fn fill32(x: &[f32], offset: i32, codes: &mut [i8], scales: &mut [f32
 
 /// One row in [`Form::Block256`].
 #[inline(always)]
-pub(crate) fn fill256(x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [i16]) {
-    let blocks = x.as_chunks::<256>().0.iter().zip(codes.as_chunks_mut::<256>().0);
-    for ((x, codes), (scale, sums)) in blocks.zip(scales.iter_mut().zip(sums.as_chunks_mut::<16>().0)) {
-        *scale = encode(x, codes);
-        for (sum, part) in sums.iter_mut().zip(codes.as_chunks::<16>().0) {
+pub(crate) fn fill256(x: &[f32], row: &mut [Block256]) {
+    for (x, block) in x.as_chunks::<256>().0.iter().zip(row) {
+        block.scale = encode(x, &mut block.codes);
+        for (sum, part) in block.sums.iter_mut().zip(block.codes.as_chunks::<16>().0) {
             *sum = part.iter().map(|&code| i16::from(code)).sum();
         }
     }

@@ -4,7 +4,7 @@
 
 use super::activations::Activations;
 use super::{MatView, Picks};
-use crate::backend::cpu::simd::{self, SimdLevel, Tile};
+use crate::backend::cpu::simd::{Tile, Usable};
 use crate::quant::{QuantType, dequantize_row};
 use std::cell::RefCell;
 
@@ -18,7 +18,7 @@ thread_local! {
 }
 
 /// All products of `w` with the picked rows of `acts`; `out` is `[w.rows, picks.len()]`.
-pub(super) fn product(level: SimdLevel, w: MatView, acts: &Activations, picks: Picks, out: &mut [f32]) {
+pub(super) fn product(level: Usable, w: MatView, acts: &Activations, picks: Picks, out: &mut [f32]) {
     if out.is_empty() {
         return;
     }
@@ -34,7 +34,7 @@ pub(super) fn product(level: SimdLevel, w: MatView, acts: &Activations, picks: P
     }
 }
 
-fn decoded_product(level: SimdLevel, w: MatView, acts: &Activations, picks: Picks, out: &mut [f32]) {
+fn decoded_product(level: Usable, w: MatView, acts: &Activations, picks: Picks, out: &mut [f32]) {
     DECODED.with_borrow_mut(|decoded| {
         decoded.resize(w.cols, 0.0);
         for (row, out) in w.bytes.chunks_exact(w.row_bytes()).zip(out.chunks_exact_mut(picks.len())) {
@@ -47,7 +47,7 @@ fn decoded_product(level: SimdLevel, w: MatView, acts: &Activations, picks: Pick
 
 /// Every picked activation row against the weight rows in `bytes`.
 fn tile(
-    level: SimdLevel,
+    level: Usable,
     ty: QuantType,
     bytes: &[u8],
     row_bytes: usize,
@@ -67,14 +67,14 @@ fn tile(
     }
 }
 
-fn columns<const A: usize>(level: SimdLevel, tile: Tile, acts: &Activations, picks: Picks) {
+fn columns<const A: usize>(level: Usable, tile: Tile, acts: &Activations, picks: Picks) {
     let first = tile.first;
     let row = |a: usize| picks.row(first + a);
     if acts.is_float() {
-        simd::floats::<A>(level, tile, std::array::from_fn(|a| acts.float_row(row(a))));
+        level.floats::<A>(tile, std::array::from_fn(|a| acts.float_row(row(a))));
     } else if tile.ty.block_values() == 32 {
-        simd::blocks32::<A>(level, tile, std::array::from_fn(|a| acts.row32(row(a))));
+        level.blocks32::<A>(tile, std::array::from_fn(|a| acts.row32(row(a))));
     } else {
-        simd::blocks256::<A>(level, tile, std::array::from_fn(|a| acts.row256(row(a))));
+        level.blocks256::<A>(tile, std::array::from_fn(|a| acts.row256(row(a))));
     }
 }

@@ -4,7 +4,7 @@
 //! `reduce` folds the lanes at the end of the row.
 //! Surprising fact: no result is ever -0.0, which is what lets SIMD versions pad a row with zeros.
 
-use super::activations::{Row32, Row256};
+use super::activations::{Block256, Floats, Step32};
 use crate::quant::{QuantType, iq2_xxs, mxfp4, q2_k, q3_k, q4_k, q6_k};
 use half::{bf16, f16};
 
@@ -23,23 +23,23 @@ fn reduce(lanes: [f32; LANES], mins: [f32; MIN_LANES]) -> f32 {
 }
 
 /// A row of F32, F16 or BF16 weights.
-pub(crate) fn float_dot(ty: QuantType, row: &[u8], x: &[f32]) -> f32 {
+pub(crate) fn float_dot(ty: QuantType, row: &[u8], x: &[Floats]) -> f32 {
     let mut lanes = [0.0f32; FLOAT_LANES];
     let bytes = ty.block_bytes();
-    for (i, (value, x)) in row.chunks_exact(bytes).zip(x).enumerate() {
+    for (i, (value, x)) in row.chunks_exact(bytes).zip(x.iter().flat_map(|x| x.0)).enumerate() {
         let value = match ty {
             QuantType::F32 => f32::from_le_bytes([value[0], value[1], value[2], value[3]]),
             QuantType::F16 => f16::from_le_bytes([value[0], value[1]]).to_f32(),
             QuantType::BF16 => bf16::from_le_bytes([value[0], value[1]]).to_f32(),
             _ => panic!("{ty} is not a type of plain floats"),
         };
-        lanes[i % FLOAT_LANES] = value.mul_add(*x, lanes[i % FLOAT_LANES]);
+        lanes[i % FLOAT_LANES] = value.mul_add(x, lanes[i % FLOAT_LANES]);
     }
     reduce(std::array::from_fn(|i| lanes[i] + lanes[i + LANES]), [0.0; MIN_LANES])
 }
 
 /// A row of Q8_0 or MXFP4 weights. Blocks alternate between the lower and the upper eight lanes.
-pub(crate) fn dot32(ty: QuantType, row: &[u8], x: Row32) -> f32 {
+pub(crate) fn dot32(ty: QuantType, row: &[u8], x: &[Step32]) -> f32 {
     let mut lanes = [0.0f32; LANES];
     for (b, block) in row.chunks_exact(ty.block_bytes()).enumerate() {
         let (codes, d): ([i8; 32], f32) = match ty {
@@ -50,8 +50,9 @@ pub(crate) fn dot32(ty: QuantType, row: &[u8], x: Row32) -> f32 {
             }
             _ => panic!("{ty} does not have blocks of 32"),
         };
-        let factor = d * x.scales[b];
-        let x = &x.codes[32 * b..][..32];
+        let step = &x[b / 16];
+        let factor = d * step.scales[b % 16];
+        let x = &step.codes[b % 16 * 32..][..32];
         for q in 0..8 {
             let sum: i32 = (4 * q..4 * q + 4).map(|i| i32::from(codes[i]) * i32::from(x[i])).sum();
             let lane = &mut lanes[b % 2 * 8 + q];
@@ -72,27 +73,25 @@ struct Parts {
 }
 
 /// A row of weights in blocks of 256.
-pub(crate) fn dot256(ty: QuantType, row: &[u8], x: Row256) -> f32 {
+pub(crate) fn dot256(ty: QuantType, row: &[u8], x: &[Block256]) -> f32 {
     let (mut lanes, mut min_lanes) = ([0.0f32; LANES], [0.0f32; MIN_LANES]);
     for (b, block) in row.chunks_exact(ty.block_bytes()).enumerate() {
         let parts = take_apart(ty, block);
-        let codes = &x.codes[256 * b..][..256];
-        let sums = &x.sums[16 * b..][..16];
         let mut whole = [0i32; LANES];
         for i in 0..256 {
-            whole[i / 4 % LANES] += parts.scales[i / 16] * parts.codes[i] * i32::from(codes[i]);
+            whole[i / 4 % LANES] += parts.scales[i / 16] * parts.codes[i] * i32::from(x[b].codes[i]);
         }
         let mut whole_mins = [0i32; MIN_LANES];
         for s in 0..16 {
-            whole[s / 2] -= parts.offset * parts.scales[s] * i32::from(sums[s]);
-            whole_mins[s / 2] -= parts.mins[s] * i32::from(sums[s]);
+            whole[s / 2] -= parts.offset * parts.scales[s] * i32::from(x[b].sums[s]);
+            whole_mins[s / 2] -= parts.mins[s] * i32::from(x[b].sums[s]);
         }
-        let factor = parts.d * x.scales[b];
+        let factor = parts.d * x[b].scale;
         for (lane, sum) in lanes.iter_mut().zip(whole) {
             *lane = (sum as f32).mul_add(factor, *lane);
         }
         if matches!(ty, QuantType::Q2_K | QuantType::Q4_K) {
-            let factor = parts.dmin * x.scales[b];
+            let factor = parts.dmin * x[b].scale;
             for (lane, sum) in min_lanes.iter_mut().zip(whole_mins) {
                 *lane = (sum as f32).mul_add(factor, *lane);
             }

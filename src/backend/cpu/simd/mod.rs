@@ -2,7 +2,10 @@
 //! Never decides a result: every level equals the scalar twins of `matmul::scalar` bit for bit.
 //! Surprising fact: the level is a number, so a level forced by a test is simply capped by what the machine has.
 
-use super::matmul::activations::{self, Row32, Row256};
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
+use super::matmul::activations::{self, Block256, Floats, Step32};
 use super::matmul::scalar;
 use crate::quant::QuantType;
 
@@ -23,6 +26,10 @@ impl SimdLevel {
 
     /// The highest level that this machine has.
     pub fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if avx512::has_level!() {
+            return SimdLevel::Avx512;
+        }
         SimdLevel::Scalar
     }
 
@@ -58,42 +65,70 @@ impl Tile<'_> {
     }
 }
 
-/// F32, F16 or BF16 weights times `A` rows of F32.
-pub(super) fn floats<const A: usize>(level: SimdLevel, tile: Tile, x: [&[f32]; A]) {
-    let _ = level;
-    let ty = tile.ty;
-    tile.fill(|row| x.map(|x| scalar::float_dot(ty, row, x)));
-}
+/// A level that this machine has: the proof that its functions may be called.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Usable(SimdLevel);
 
-/// Weights in blocks of 32 times `A` rows of 8-bit codes.
-pub(super) fn blocks32<const A: usize>(level: SimdLevel, tile: Tile, x: [Row32; A]) {
-    let _ = level;
-    let ty = tile.ty;
-    tile.fill(|row| x.map(|x| scalar::dot32(ty, row, x)));
-}
+impl Usable {
+    /// `level`, lowered to what the machine has.
+    pub(super) fn at_most(level: SimdLevel) -> Self {
+        Usable(level.min(SimdLevel::detect()))
+    }
 
-/// Weights in blocks of 256 times `A` rows of 8-bit codes.
-pub(super) fn blocks256<const A: usize>(level: SimdLevel, tile: Tile, x: [Row256; A]) {
-    let _ = level;
-    let ty = tile.ty;
-    tile.fill(|row| x.map(|x| scalar::dot256(ty, row, x)));
-}
+    pub(super) fn level(self) -> SimdLevel {
+        self.0
+    }
 
-/// Fills a row of codes per 32 values.
-pub(super) fn fill32(
-    level: SimdLevel,
-    x: &[f32],
-    offset: i32,
-    codes: &mut [i8],
-    scales: &mut [f32],
-    offsets: &mut [i32],
-) {
-    let _ = level;
-    activations::fill32(x, offset, codes, scales, offsets);
-}
+    /// F32, F16 or BF16 weights times `A` rows of F32.
+    pub(super) fn floats<const A: usize>(self, tile: Tile, x: [&[Floats]; A]) {
+        let ty = tile.ty;
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `at_most` found the features of the level on this machine.
+            SimdLevel::Avx512 => unsafe { avx512::floats(tile, x) },
+            _ => tile.fill(|row| x.map(|x| scalar::float_dot(ty, row, x))),
+        }
+    }
 
-/// Fills a row of codes per 256 values.
-pub(super) fn fill256(level: SimdLevel, x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [i16]) {
-    let _ = level;
-    activations::fill256(x, codes, scales, sums);
+    /// Weights in blocks of 32 times `A` rows of 8-bit codes.
+    pub(super) fn blocks32<const A: usize>(self, tile: Tile, x: [&[Step32]; A]) {
+        let ty = tile.ty;
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `at_most` found the features of the level on this machine.
+            SimdLevel::Avx512 => unsafe { avx512::blocks32(tile, x) },
+            _ => tile.fill(|row| x.map(|x| scalar::dot32(ty, row, x))),
+        }
+    }
+
+    /// Weights in blocks of 256 times `A` rows of 8-bit codes.
+    pub(super) fn blocks256<const A: usize>(self, tile: Tile, x: [&[Block256]; A]) {
+        let ty = tile.ty;
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `at_most` found the features of the level on this machine.
+            SimdLevel::Avx512 => unsafe { avx512::blocks256(tile, x) },
+            _ => tile.fill(|row| x.map(|x| scalar::dot256(ty, row, x))),
+        }
+    }
+
+    /// Fills a row of codes per 32 values.
+    pub(super) fn fill32(self, x: &[f32], offset: i32, row: &mut [Step32]) {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `at_most` found the features of the level on this machine.
+            SimdLevel::Avx512 => unsafe { avx512::fill32(x, offset, row) },
+            _ => activations::fill32(x, offset, row),
+        }
+    }
+
+    /// Fills a row of codes per 256 values.
+    pub(super) fn fill256(self, x: &[f32], row: &mut [Block256]) {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `at_most` found the features of the level on this machine.
+            SimdLevel::Avx512 => unsafe { avx512::fill256(x, row) },
+            _ => activations::fill256(x, row),
+        }
+    }
 }

@@ -1,0 +1,140 @@
+//! Row kernels for AVX-512 with VBMI, VNNI and GFNI. Owns the loads and the final fold that its kernels share.
+//! Never reads past a row: whole blocks arrive as arrays, remainders are copied into zeroed ones first.
+//! Surprising fact: intrinsics on registers are safe inside functions of the right features, so loads and stores
+//! are all that is unsafe here.
+
+mod block256;
+mod block32;
+mod float;
+
+use super::Tile;
+use crate::backend::cpu::matmul::activations::{self, Block256, Floats, Step32};
+use crate::quant::QuantType;
+use std::arch::x86_64::*;
+
+/// Declares that the machine has the features of this level: what `Usable` proves before it calls in here.
+macro_rules! has_level {
+    () => {
+        is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vbmi")
+            && is_x86_feature_detected!("avx512vnni")
+            && is_x86_feature_detected!("gfni")
+            && is_x86_feature_detected!("f16c")
+            && is_x86_feature_detected!("fma")
+    };
+}
+pub(super) use has_level;
+
+/// F32, F16 or BF16 weights times `A` rows.
+#[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
+pub(super) fn floats<const A: usize>(tile: Tile, x: [&[Floats]; A]) {
+    match tile.ty {
+        QuantType::F32 => tile.fill(|row| float::dot::<A, 128>(row, x, |bytes| float::f32_values(bytes))),
+        QuantType::F16 => tile.fill(|row| float::dot::<A, 64>(row, x, |bytes| float::f16_values(bytes))),
+        QuantType::BF16 => tile.fill(|row| float::dot::<A, 64>(row, x, |bytes| float::bf16_values(bytes))),
+        ty => panic!("{ty} is not a type of plain floats"),
+    }
+}
+
+/// Weights in blocks of 32 times `A` rows.
+#[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
+pub(super) fn blocks32<const A: usize>(tile: Tile, x: [&[Step32]; A]) {
+    match tile.ty {
+        QuantType::Q8_0 => tile.fill(|row| block32::q8_0(row, x)),
+        QuantType::MXFP4 => tile.fill(|row| block32::mxfp4(row, x)),
+        ty => panic!("{ty} does not have blocks of 32"),
+    }
+}
+
+/// Weights in blocks of 256 times `A` rows.
+#[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
+pub(super) fn blocks256<const A: usize>(tile: Tile, x: [&[Block256]; A]) {
+    match tile.ty {
+        QuantType::Q2_K => tile.fill(|row| block256::q2_k(row, x)),
+        QuantType::Q3_K => tile.fill(|row| block256::q3_k(row, x)),
+        QuantType::Q4_K => tile.fill(|row| block256::q4_k(row, x)),
+        QuantType::Q6_K => tile.fill(|row| block256::q6_k(row, x)),
+        QuantType::IQ2_XXS => tile.fill(|row| block256::iq2_xxs(row, x)),
+        ty => panic!("{ty} does not have blocks of 256"),
+    }
+}
+
+/// The plain code, compiled for this level.
+#[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
+pub(super) fn fill32(x: &[f32], offset: i32, row: &mut [Step32]) {
+    activations::fill32(x, offset, row);
+}
+
+/// The plain code, compiled for this level.
+#[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
+pub(super) fn fill256(x: &[f32], row: &mut [Block256]) {
+    activations::fill256(x, row);
+}
+
+/// 64 bytes.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load512<T: bytemuck::Pod, const N: usize>(values: &[T; N]) -> __m512i {
+    const { assert!(size_of::<T>() * N == 64) };
+    // SAFETY: the array is 64 readable bytes of plain data; the load has no alignment requirement.
+    unsafe { _mm512_loadu_si512(values.as_ptr().cast()) }
+}
+
+/// 32 bytes.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load256<T: bytemuck::Pod, const N: usize>(values: &[T; N]) -> __m256i {
+    const { assert!(size_of::<T>() * N == 32) };
+    // SAFETY: the array is 32 readable bytes of plain data; the load has no alignment requirement.
+    unsafe { _mm256_loadu_si256(values.as_ptr().cast()) }
+}
+
+/// 16 bytes.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load128<T: bytemuck::Pod, const N: usize>(values: &[T; N]) -> __m128i {
+    const { assert!(size_of::<T>() * N == 16) };
+    // SAFETY: the array is 16 readable bytes of plain data; the load has no alignment requirement.
+    unsafe { _mm_loadu_si128(values.as_ptr().cast()) }
+}
+
+/// Part `index` of `N` elements.
+#[inline(always)]
+fn part<T, const N: usize>(values: &[T], index: usize) -> &[T; N] {
+    values[index * N..].first_chunk().expect("whole parts")
+}
+
+/// `N` bytes of a block from `at`.
+#[inline(always)]
+fn bytes_at<const N: usize, const B: usize>(block: &[u8; B], at: usize) -> &[u8; N] {
+    block[at..].first_chunk().expect("inside the block")
+}
+
+/// Part `index` of `steps`, or a copy of the shorter `rest` filled up with zeros.
+#[inline(always)]
+fn step_or_rest<'a, const B: usize>(
+    steps: &'a [[u8; B]],
+    rest: &[u8],
+    index: usize,
+    padded: &'a mut [u8; B],
+) -> &'a [u8; B] {
+    steps.get(index).unwrap_or_else(|| {
+        padded[..rest.len()].copy_from_slice(rest);
+        padded
+    })
+}
+
+/// The fold of `scalar::reduce`: 16 -> 8, minima, 8 -> 4 -> 2 -> 1, and never -0.0.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+fn reduce(lanes: __m512, mins: __m256) -> f32 {
+    let eight = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps::<1>(lanes));
+    let eight = _mm256_add_ps(eight, mins);
+    let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    let one = _mm_add_ss(two, _mm_movehdup_ps(two));
+    _mm_cvtss_f32(_mm_add_ss(one, _mm_setzero_ps()))
+}
