@@ -24,6 +24,8 @@ const MEMORY_BYTES: usize = 3 << 29;
 const CACHE_ROWS: usize = 2304;
 /// Fits a second-level cache of 2 MiB.
 const L2_BYTES: usize = 1 << 20;
+/// Weight rows of the batch column.
+const BATCH_WEIGHT_ROWS: usize = 128;
 /// Activation rows of the batch column.
 const BATCH: usize = 64;
 
@@ -116,7 +118,7 @@ fn measure_batch(pool: &Pool, kernels: &Kernels, w: MatView) -> f64 {
     let mut acts = Activations::default();
     kernels.prepare(Arithmetic::Fast, w.ty, &x, BATCH, w.cols, &mut acts);
     let mut out = vec![0.0; BATCH * w.rows];
-    median((0..5).map(|_| seconds(|| matmul_prepared(pool, kernels, w, &acts, &mut out))).collect())
+    median((0..15).map(|_| seconds(|| matmul_prepared(pool, kernels, w, &acts, &mut out))).collect())
 }
 
 fn main() {
@@ -158,8 +160,8 @@ fn main() {
         };
         let (ceiling, l3) = rate(CACHE_ROWS, 8 * turns);
         let (_, l2) = rate(L2_BYTES / row_bytes, 40 * turns);
-        let batch_rows = L2_BYTES / row_bytes;
-        let batch = (batch_rows * COLS * BATCH) as f64 / measure_batch(&one, &kernels, view(batch_rows)) / 1e9;
+        let batch =
+            (BATCH_WEIGHT_ROWS * COLS * BATCH) as f64 / measure_batch(&one, &kernels, view(BATCH_WEIGHT_ROWS)) / 1e9;
         let (reference, ratio) = reference(ty).map_or(("-".into(), "-".into()), |reference| {
             (format!("{reference:.1}"), format!("{:.2}", l3 / reference))
         });

@@ -1,6 +1,6 @@
 //! What the reader gets out of a drive: random experts of V4.1 Q2 shape and random table rows, by kind, piece and depth.
-//! Run: `cargo bench --bench reader_rate -- FILE [SECONDS]` on a file larger than memory (or with `--direct` reads only, any size).
-//! Surprising fact: one line costs SECONDS (default 1), so the whole table is done in under a minute.
+//! Run: `cargo bench --bench reader_rate -- FILE [SECONDS [short]]`; `short` measures the defaults only, to alternate with fio.
+//! Surprising fact: lines with `direct=false` measure the drive only when the file is larger than memory, else the page cache.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -129,7 +129,7 @@ fn bench_rows(path: &Path, file_bytes: u64, options: &ReaderOptions, batch: usiz
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
     let Some(path) = args.first() else {
-        return println!("usage: cargo bench --bench reader_rate -- FILE [SECONDS]");
+        return println!("usage: cargo bench --bench reader_rate -- FILE [SECONDS [short]]");
     };
     let path = Path::new(path);
     let span = Duration::from_secs_f64(args.get(1).and_then(|s| s.parse().ok()).unwrap_or(1.0));
@@ -138,6 +138,11 @@ fn main() {
         return println!("{} is missing or smaller than 64 MiB", path.display());
     }
     let base = ReaderOptions::default();
+    if args.get(2).is_some_and(|mode| mode == "short") {
+        bench_experts(path, file_bytes, &base, span);
+        bench_rows(path, file_bytes, &base, 48, span);
+        return bench_rows(path, file_bytes, &base, 49_152, span);
+    }
     for (piece_kib, under_way_mib, rings) in
         [(128, 4, 1), (256, 8, 1), (512, 8, 1), (512, 16, 1), (512, 16, 2), (1024, 32, 1), (1024, 32, 2)]
     {

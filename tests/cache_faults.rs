@@ -150,6 +150,10 @@ impl Reader for DeafReader {
     fn cancel(&self, batch: BatchId) -> usize {
         self.inner.cancel(batch)
     }
+
+    fn promote(&self, _: BatchId) -> usize {
+        0
+    }
     fn alignment(&self) -> Alignment {
         self.inner.alignment()
     }

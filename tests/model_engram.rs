@@ -183,7 +183,7 @@ fn a_failed_step_leaves_no_trace() {
     assert!(same, "after a failed second chunk");
 
     setup.runner.forward(&[640], Want::None, &mut |_, _| (), None).unwrap_err();
-    let error = setup.runner.forward(&vec![0; 11], Want::None, &mut |_, _| (), None).unwrap_err();
+    let error = setup.runner.forward(&[0; 11], Want::None, &mut |_, _| (), None).unwrap_err();
     assert!(matches!(error, ModelError::Context { len: 90, more: 11, ctx: 100 }), "{error}");
     assert_eq!(setup.runner.len(), 90);
 }

@@ -272,22 +272,42 @@ fn cancelled_reads_end_once_and_the_rest_lands() {
     }
 }
 
-#[test]
-fn demand_passes_between_two_pieces_of_lookahead() {
+/// Submits reads of these classes and lanes to a fake whose only worker holds the first of them; the order in which they land.
+fn landing_order(reads: &[(ReadClass, Lane)], promoted: Option<usize>) -> Vec<u64> {
     let options = FakeOptions { depth: 1, limits: LIMITS, ..FakeOptions::default() };
     let fake = FakeReader::new(image(), options);
     fake.hold();
     let gather = Gather::new();
-    let classes = [ReadClass::Preload, ReadClass::Lookahead, ReadClass::Demand, ReadClass::Demand];
-    for (tag, class) in classes.into_iter().enumerate() {
-        let read = ReadRequest { class, ..request(&*fake, 0, 1 << 20, tag as u64) };
-        fake.submit(vec![read], gather.clone());
-        // The worker takes the first piece of the preload and is held there.
-        std::thread::sleep(Duration::from_millis(20));
+    let mut batches = Vec::new();
+    for (tag, &(class, lane)) in reads.iter().enumerate() {
+        let read = ReadRequest { class, lane, ..request(&*fake, 0, 1 << 20, tag as u64) };
+        batches.push(fake.submit(vec![read], gather.clone()));
+        // The worker takes the first piece of the first read and is held there.
+        while fake.counters().pieces.get() == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    if let Some(index) = promoted {
+        assert_eq!(fake.promote(batches[index]), 1);
+        assert_eq!(fake.promote(batches[index]), 0, "it is of the demand class now");
     }
     fake.release();
-    let order: Vec<u64> = (0..4).map(|_| gather.next().0).collect();
-    assert_eq!(order, [2, 3, 1, 0]);
+    reads.iter().map(|_| gather.next()).map(|(tag, result)| result.map(|_| tag).unwrap()).collect()
+}
+
+#[test]
+fn demand_passes_between_two_pieces_and_rows_pass_bulk() {
+    use ReadClass::{Demand, Lookahead, Preload};
+    let reads = [
+        (Preload, Lane::Bulk),
+        (Lookahead, Lane::Bulk),
+        (Demand, Lane::Bulk),
+        (Demand, Lane::Bulk),
+        (Demand, Lane::Rows),
+    ];
+    assert_eq!(landing_order(&reads, None), [4, 2, 3, 1, 0]);
+    assert_eq!(landing_order(&reads, Some(1)), [4, 2, 3, 1, 0]);
+    assert_eq!(landing_order(&reads[..3], Some(0)), [2, 0, 1]);
 }
 
 #[test]
@@ -304,8 +324,8 @@ fn full_queues_refuse_lookahead_and_hold_back_demand() {
     let fake = FakeReader::new(image(), FakeOptions { depth: 2, limits, ..FakeOptions::default() });
     fake.hold();
     let gather = Gather::new();
-    let class = ReadClass::Lookahead;
-    let batch = (0..100).map(|i| ReadRequest { class, ..request(&*fake, 0, 10, i) }).collect();
+    let (class, lane) = (ReadClass::Lookahead, Lane::Bulk);
+    let batch = (0..100).map(|i| ReadRequest { class, lane, ..request(&*fake, 0, 10, i) }).collect();
     fake.submit(batch, gather.clone());
     let refused = fake.counters().refused.get();
     assert!((94..=96).contains(&refused), "{refused}");

@@ -213,18 +213,28 @@ impl Directory {
         Ok(())
     }
 
-    /// Adds `key` without a use if a slot of its class is free. Returns whether it was added.
-    pub fn preload(&mut self, key: ExpertKey) -> bool {
-        let Some(index) = self.index_of(key) else { return false };
-        let Some(class) = self.class_of(key.layer) else { return false };
-        let class = &mut self.classes[class];
-        if self.present[index] || class.policy.len() >= class.slots {
-            return false;
+    /// Adds `keys` without a use, most wanted first: the last of them are the first to leave. All must be absent, known and
+    /// fit into free slots.
+    pub fn preload(&mut self, keys: &[ExpertKey]) {
+        // Before the first request policies order by insertion; afterwards each preloaded key goes behind the one before.
+        if self.epoch == Epoch(0) {
+            keys.iter().rev().for_each(|&key| self.preload_one(key));
+        } else {
+            keys.iter().for_each(|&key| self.preload_one(key));
         }
+    }
+
+    fn preload_one(&mut self, key: ExpertKey) {
+        let index = self.index_of(key).expect("preload of an expert that the model does not have");
+        let class = self.class_of(key.layer).expect("its layer is known");
+        let class = &mut self.classes[class];
+        assert!(
+            !self.present[index] && class.policy.len() < class.slots,
+            "preload of {key} without a free slot for it"
+        );
         // Epoch 0 precedes every request: a preloaded expert is pinned by nothing.
         class.policy.insert(key, Epoch(0));
         self.present[index] = true;
-        true
     }
 
     /// Takes out an expert whose bytes did not arrive.

@@ -190,17 +190,52 @@ fn classes_do_not_take_each_others_slots() {
 }
 
 #[test]
-fn preload_fills_free_slots_only_and_is_first_to_leave() {
-    let mut d = directory(&[shape(1, 8, 3)]);
-    let mut out = Vec::new();
-    d.request(LayerIdx(0), &ids(&[0]), &mut |_| false, &mut out).unwrap();
-    let added: Vec<bool> = [0, 1, 2, 3].iter().map(|&e| d.preload(ExpertKey::new(0, e))).collect();
-    assert_eq!(added, [false, true, true, false]);
-    d.request(LayerIdx(0), &ids(&[4]), &mut |_| false, &mut out).unwrap();
-    assert!(d.contains(ExpertKey::new(0, 0)), "a demanded expert outlives a preloaded one");
-    d.forget(ExpertKey::new(0, 4));
-    assert!(!d.contains(ExpertKey::new(0, 4)));
-    assert_eq!(d.len(0), 2);
+fn preloaded_experts_leave_first_and_the_least_wanted_before_all() {
+    for is_early in [true, false] {
+        let mut d = directory(&[shape(1, 8, 4)]);
+        let mut out = Vec::new();
+        let mut serve = |d: &mut Directory, list: &[u16]| {
+            d.request(LayerIdx(0), &ids(list), &mut |_| false, &mut out).unwrap();
+            out.clone()
+        };
+        let wanted_most_first = [5, 6, 7].map(|e| ExpertKey::new(0, e));
+        if is_early {
+            d.preload(&wanted_most_first);
+            serve(&mut d, &[0]);
+        } else {
+            serve(&mut d, &[0]);
+            d.preload(&wanted_most_first);
+        }
+        for (newcomer, leaves) in [(1, 7), (2, 6), (3, 5), (4, 0)] {
+            let evict = Some(ExpertKey::new(0, leaves));
+            assert_eq!(serve(&mut d, &[newcomer]), [Placement::Fill { evict }], "early: {is_early}");
+        }
+        d.forget(ExpertKey::new(0, 4));
+        assert!(!d.contains(ExpertKey::new(0, 4)) && d.len(0) == 3);
+    }
+}
+
+#[test]
+fn choosing_a_victim_looks_at_few_keys_however_many_there_are() {
+    for slots in [1_000, 100_000] {
+        let mut lru = Lru::new(slots);
+        let key = |i: usize| ExpertKey::new((i / 1000) as u16, (i % 1000) as u16);
+        (0..slots).for_each(|i| lru.insert(key(i), Epoch(1)));
+        let mut looks = 0;
+        // Nothing is pinned: the first key is taken.
+        let first = lru.victim(Epoch(2), &mut |_| {
+            looks += 1;
+            false
+        });
+        assert_eq!((first, looks), (Some(key(0)), 1));
+        // Everything is pinned: the search ends at the first key of the running epoch that is free.
+        looks = 0;
+        let second = lru.victim(Epoch(1), &mut |k| {
+            looks += 1;
+            k == key(1)
+        });
+        assert_eq!((second, looks), (Some(key(2)), 2));
+    }
 }
 
 proptest! {

@@ -21,7 +21,12 @@ fn flash(budget: Budget) -> Request {
         kv: Bytes::mib(900),
         scratch: Bytes::mib(600),
         staging: Bytes::mib(64),
-        classes: vec![ClassRequest { slot_bytes: Bytes(SLOT), layers: 40, experts: 15_360 }],
+        classes: vec![ClassRequest {
+            expert_bytes: Bytes(9_953_280),
+            slot_bytes: Bytes(SLOT),
+            layers: 40,
+            experts: 15_360,
+        }],
         top_k: 6,
         is_streaming: true,
         budget,
@@ -86,7 +91,7 @@ fn budget_above_memory_is_refused() {
         plan(&box_of(64), &flash(budget)).unwrap();
     }
     let mut tiny = flash(Budget::Bytes(Bytes::gib(500)));
-    tiny.classes[0].slot_bytes = Bytes(4096);
+    (tiny.classes[0].expert_bytes, tiny.classes[0].slot_bytes) = (Bytes(4096), Bytes(4096));
     assert!(matches!(plan(&box_of(64), &tiny), Err(PlanError::BudgetAboveMemory { .. })));
 }
 
@@ -116,6 +121,7 @@ fn resident_mode_suggests_streaming() {
     assert!(err.to_string().ends_with("add --ssd-streaming to read experts from the drive"), "{err}");
     let p = plan(&box_of(256), &r).unwrap();
     assert_eq!((p.cache_slots, p.is_streaming), (15_360, false));
+    assert_eq!(p.cache, Bytes(152_882_380_800), "no padding: spec 2.4");
 }
 
 #[test]
@@ -157,7 +163,7 @@ fn notes_for_memlock_and_preload() {
 #[test]
 fn small_models_get_small_advice() {
     let mut r = flash(Budget::Bytes(Bytes(GIB / 1000)));
-    r.classes = vec![ClassRequest { slot_bytes: Bytes(81_920), layers: 4, experts: 128 }];
+    r.classes = vec![ClassRequest { expert_bytes: Bytes(80_000), slot_bytes: Bytes(81_920), layers: 4, experts: 128 }];
     (r.resident, r.top_k) = (Bytes::mib(9), 4);
     let err = plan(&box_of(16), &r).unwrap_err();
     let PlanError::BudgetBelowToken { least, slots, .. } = &err else { panic!("{err}") };
@@ -208,7 +214,7 @@ proptest! {
         let amount = amount >> (amount % 64);
         let budget = [Budget::Auto, Budget::Slots(amount), Budget::Bytes(Bytes(amount))][usize::from(ask)];
         let class = |&(mib, layers, each): &(u64, u64, u64)| ClassRequest {
-            slot_bytes: Bytes::mib(mib), layers, experts: layers * each.max(top_k),
+            expert_bytes: Bytes(mib << 19), slot_bytes: Bytes::mib(mib), layers, experts: layers * each.max(top_k),
         };
         let classes: Vec<_> = classes.iter().map(class).collect();
         let r = Request { kv: Bytes::gib(kv), top_k, classes, is_streaming, budget, ctx: 4096, ..Request::default() };
@@ -234,7 +240,7 @@ proptest! {
         let b = |i: usize| Bytes(a[i]);
         let r = Request {
             process: b(0), resident: b(1), ctx: a[2], kv: b(3), scratch: b(4), staging: b(5), prefill_reserve: b(6),
-            classes: vec![ClassRequest { slot_bytes: b(7), layers: a[8], experts: a[9] }],
+            classes: vec![ClassRequest { expert_bytes: b(0), slot_bytes: b(7), layers: a[8], experts: a[9] }],
             top_k: a[10], is_streaming: a[11] % 2 == 0,
             budget: [Budget::Auto, Budget::Slots(a[11]), Budget::Bytes(b(11))][usize::from(ask)],
             preload: Some(a[11]), locked: b(1),

@@ -173,10 +173,9 @@ fn answer_once(
             output::line("").map_err(CliError::failed)?;
         }
         // The last token was chosen but not computed; its logits are part of the dump.
-        if want == Want::All && timeline.tokens().len() < timeline.ctx() {
-            if let Some(&last) = answer.tokens.last() {
-                timeline.append(&[last], Want::All, &mut watcher).map_err(from_session)?;
-            }
+        let has_room = timeline.tokens().len() < timeline.ctx();
+        if let (Want::All, true, Some(&last)) = (want, has_room, answer.tokens.last()) {
+            timeline.append(&[last], Want::All, &mut watcher).map_err(from_session)?;
         }
         outcome.answer = Some(answer);
         Ok(())

@@ -25,7 +25,7 @@ pub enum SlabError {
 /// Slots of one size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SlabClass {
-    /// Bytes of a slot, a multiple of a page.
+    /// Bytes of a slot, a multiple of the alignment that reads into it need.
     pub slot_bytes: Bytes,
     /// Number of slots.
     pub slots: u64,

@@ -20,11 +20,13 @@ pub struct AffineBlock {
     pub scales: [u8; 16],
     pub mins: [u8; 16],
     pub codes: [u8; VALUES],
+    /// Weighted squared error, in normalised units.
+    error: f32,
 }
 
 impl AffineBlock {
     const ZERO: AffineBlock =
-        AffineBlock { d: f16::ZERO, dmin: f16::ZERO, scales: [0; 16], mins: [0; 16], codes: [0; VALUES] };
+        AffineBlock { d: f16::ZERO, dmin: f16::ZERO, scales: [0; 16], mins: [0; 16], codes: [0; VALUES], error: 0.0 };
 }
 
 /// Line of one sub-block: value = `scale` * q - `min`.
@@ -36,8 +38,6 @@ struct Line {
 
 /// First guesses of a sub-block's scale: the range is spread over `code_max` + each of these.
 const STRETCH: [f32; 9] = [-0.9, -0.65, -0.4, -0.2, 0.0, 0.2, 0.4, 0.65, 0.9];
-/// Rounds of (choose rounded scales, refit the two factors).
-const ROUNDS: usize = 2;
 
 /// Encodes a block in sub-blocks of `N` values.
 pub fn fit<const N: usize>(block: &SuperBlock, limits: Limits) -> Result<AffineBlock, TooLarge> {
@@ -51,34 +51,39 @@ pub fn fit<const N: usize>(block: &SuperBlock, limits: Limits) -> Result<AffineB
         *line = fit_line(x, w, f32::from(limits.code_max));
     }
     let top = |f: fn(&Line) -> f32| lines.iter().map(f).fold(0.0, f32::max) / f32::from(limits.scale_max);
-    let mut factors = (block.store(top(|l| l.scale))?, block.store(top(|l| l.min))?);
-    let mut best: Option<(f32, AffineBlock)> = None;
-    for _ in 0..ROUNDS {
-        let ((d, d_value), (dmin, dmin_value)) = factors;
-        let mut out = AffineBlock { d, dmin, ..AffineBlock::ZERO };
-        let mut error = 0.0;
-        for (sub, (x, w)) in x.iter().zip(w).enumerate() {
-            let start = best.as_ref().map_or_else(
-                || round_line(lines[sub], d_value, dmin_value, limits),
-                |(_, b)| (b.scales[sub], b.mins[sub]),
-            );
-            let (e, scale, min) = choose_rounded(x, w, start, d_value, dmin_value, limits);
-            error += e;
-            (out.scales[sub], out.mins[sub]) = (scale, min);
-            let line = Line { scale: d_value * f32::from(scale), min: dmin_value * f32::from(min) };
-            write_codes(x, line, f32::from(limits.code_max), &mut out.codes[N * sub..]);
-        }
-        if best.as_ref().is_some_and(|(b, _)| *b <= error) {
-            break;
-        }
-        let refitted = refit_factors::<N>(block, &out);
-        best = Some((error, out));
-        match refitted.map(|(d, dmin)| (block.store(d), block.store(dmin))) {
-            Some((Ok(d), Ok(dmin))) => factors = (d, dmin),
-            _ => break,
-        }
+    let (d, dmin) = (block.store(top(|l| l.scale))?, block.store(top(|l| l.min))?);
+    let starts = lines.map(|line| (nearest(line.scale, d.1, limits), nearest(line.min, dmin.1, limits)));
+    let first = encode::<N>(block, d, dmin, &starts, limits);
+    let Some((d, dmin)) = refit_factors::<N>(block, &first) else { return Ok(first) };
+    let (Ok(d), Ok(dmin)) = (block.store(d), block.store(dmin)) else { return Ok(first) };
+    let starts = std::array::from_fn(|sub| (first.scales[sub], first.mins[sub]));
+    let second = encode::<N>(block, d, dmin, &starts, limits);
+    Ok(if second.error < first.error { second } else { first })
+}
+
+/// Whole multiple of `d` nearest to `v`, within the format's range.
+fn nearest(v: f32, d: f32, limits: Limits) -> u8 {
+    if d > 0.0 { limit(round_even_small(v / d), 0.0, f32::from(limits.scale_max)) as u8 } else { 0 }
+}
+
+/// Chooses rounded scales, minima and codes under two factors, each given as stored and as normalised value.
+fn encode<const N: usize>(
+    block: &SuperBlock,
+    d: (f16, f32),
+    dmin: (f16, f32),
+    starts: &[(u8, u8); 16],
+    limits: Limits,
+) -> AffineBlock {
+    let mut out = AffineBlock { d: d.0, dmin: dmin.0, ..AffineBlock::ZERO };
+    let subs = block.x.as_chunks::<N>().0.iter().zip(block.w.as_chunks::<N>().0);
+    for (sub, (x, w)) in subs.enumerate() {
+        let (error, scale, min) = choose_rounded(x, w, starts[sub], d.1, dmin.1, limits);
+        out.error += error;
+        (out.scales[sub], out.mins[sub]) = (scale, min);
+        let line = Line { scale: d.1 * f32::from(scale), min: dmin.1 * f32::from(min) };
+        write_codes(x, line, f32::from(limits.code_max), &mut out.codes[N * sub..]);
     }
-    Ok(best.expect("the first round always stores a block").1)
+    out
 }
 
 /// Sums over a sub-block that determine the least-squares line through (q, t).
@@ -147,13 +152,6 @@ fn fit_line<const N: usize>(x: &[f32; N], w: &[f32; N], code_max: f32) -> Line {
         }
     }
     Line { scale: best.1, min: -(best.2 + low) }
-}
-
-fn round_line(line: Line, d: f32, dmin: f32, limits: Limits) -> (u8, u8) {
-    let round = |v: f32, d: f32| {
-        if d > 0.0 { limit(round_even_small(v / d), 0.0, f32::from(limits.scale_max)) as u8 } else { 0 }
-    };
-    (round(line.scale, d), round(line.min, dmin))
 }
 
 /// The best of nine rounded pairs around `start`: its error, scale and minimum. A larger scale is tried with larger

@@ -70,9 +70,9 @@ fn decode_blocks<const B: usize, const V: usize>(bytes: &[u8], out: &mut [f32], 
 /// types without a search (F32, F16, BF16, Q8_0) do not look at it. The same input always gives the same bytes.
 ///
 /// # Errors
-/// [`QuantError::Length`] and [`QuantError::ImportanceLength`] for sides that do not match, [`QuantError::BadValue`] for
-/// NaN, infinite values and unusable importances, [`QuantError::TooLarge`] beyond the type's range,
-/// [`QuantError::NotNumeric`] for I8. After an error the content of `out` means nothing.
+/// [`QuantError::Length`] and [`QuantError::ImportanceLength`] for sides that do not match,
+/// [`QuantError::BadValue`] for NaN, infinite values and unusable importances, [`QuantError::TooLarge`] beyond the
+/// type's range, [`QuantError::NotNumeric`] for I8. After an error the content of `out` means nothing.
 pub fn quantize_row(ty: QuantType, x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) -> Result<(), QuantError> {
     check_length(ty, x.len(), out.len())?;
     check_values(ty, "value", x, |v| v.is_finite())?;

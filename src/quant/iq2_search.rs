@@ -3,8 +3,8 @@
 //! Surprising fact: for a group the best error as a function of the scale is a minimum of 256 parabolas that only a
 //! dozen of them ever touch, so those are found once and every scale after that costs a table look-up.
 //!
-//! With magnitudes g, weights w and values x, storing s * g costs sum w x^2 - 2 s P + s^2 Q, where P = sum w |x| g (less
-//! twice the cheapest term if an odd number of values is negative: that sign is stored wrong) and Q = sum w g^2.
+//! With magnitudes g, weights w and values x, storing s * g costs sum w x^2 - 2 s P + s^2 Q, where Q = sum w g^2 and
+//! P = sum w |x| g, less twice the cheapest term if an odd number of values is negative: that sign is stored wrong.
 
 use super::iq2_xxs::{GRID, SUBS, scale};
 use super::superblock::{SuperBlock, TooLarge};
@@ -82,9 +82,17 @@ pub fn fit(block: &SuperBlock) -> Result<GridBlock, TooLarge> {
     let trial = |d: f32| Trial::new(block, &curves, &wanted, d);
     let mut best = trial(factor(0))?;
     for k in 1..FACTORS {
-        best = best.better(trial(factor(k))?);
+        if let Ok(next) = trial(factor(k)) {
+            best = best.better(next);
+        }
     }
-    best = best.better(trial(best.refitted_factor(&curves))?);
+    if let Ok(refitted) = trial(best.refitted_factor(&curves)) {
+        best = best.better(refitted);
+    }
+    if best.saved <= 0.0 {
+        // Values so small that the smallest factor overshoots them: zeros are closer.
+        return Ok(out);
+    }
     (out.d, out.scales) = (best.stored, best.scales);
     for (group, (x, w)) in groups.enumerate() {
         let s = scale(best.d, u32::from(best.scales[group / 4]));
@@ -162,7 +170,7 @@ impl Sums {
     }
 }
 
-/// Appends the choices of a group that are best at some scale, from small scales to large ones. `pool` is scratch space.
+/// The choices of a group that are best at some scale, from small scales to large ones. `pool` is scratch space.
 fn hull(x: &[f32; 8], w: &[f32; 8], pool: &mut Vec<Choice>) -> Vec<Choice> {
     let sums = Sums::new(x, w);
     let first = sums.best_at(0.0);

@@ -42,7 +42,7 @@ pub(super) fn encode(
     let weights = importance.filter(|w| w.iter().any(|w| *w > 0.0)).unwrap_or(&unweighted);
     let mut best = (f64::INFINITY, 0);
     for exponent in [base, base + 1, base - 1] {
-        let exponent = exponent.clamp(0, 254);
+        let exponent = exponent.clamp(0, EXPONENT_MAX);
         let error = block_error(values, weights, exponent as u8);
         if error < best.0 {
             best = (error, exponent as u8);
@@ -55,6 +55,9 @@ pub(super) fn encode(
     }
     Ok(())
 }
+
+/// Largest stored exponent under which no code leaves the range of F32; every finite `base` is within it.
+const EXPONENT_MAX: i32 = 252;
 
 /// Bias of the stored exponent for the values of the codes themselves (not doubled).
 const BIAS: i32 = 127;

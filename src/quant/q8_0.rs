@@ -27,11 +27,10 @@ pub(super) fn encode(values: &[f32; VALUES], out: &mut [u8; BYTES]) -> Result<()
     }
     // Among subnormal factors the stored one may be so much larger than wanted that the largest code falls below 127
     // and a second encoding would choose a smaller factor. Take that one at once: encoding decoded values is exact.
-    loop {
-        let step = d.to_f32();
-        let top = if step > 0.0 { round_even_small(amax / step).min(127.0) * step } else { 0.0 };
+    while d > f16::ZERO {
+        let top = round_even_small(amax / d.to_f32()).min(127.0) * d.to_f32();
         let again = factor_to_f16(top / 127.0);
-        if again >= d || top == 0.0 {
+        if again >= d {
             break;
         }
         (amax, d) = (top, again);

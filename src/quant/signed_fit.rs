@@ -9,8 +9,6 @@ use half::f16;
 /// Values of a sub-block, for both formats.
 const N: usize = 16;
 const SUBS: usize = VALUES / N;
-/// Rounds of (choose rounded scales, refit the factor).
-const ROUNDS: usize = 2;
 
 /// Codes reach from -`code_half` to `code_half` - 1, scales from -`scale_half` to `scale_half` - 1.
 #[derive(Clone, Copy)]
@@ -26,44 +24,38 @@ pub struct SignedBlock {
     pub d: f16,
     pub scales: [i8; SUBS],
     pub codes: [i8; VALUES],
+    /// Weighted squared error, in normalised units.
+    error: f32,
 }
 
 /// Encodes a block.
 pub fn fit(block: &SuperBlock, limits: Limits) -> Result<SignedBlock, TooLarge> {
     if block.is_zero() {
-        return Ok(SignedBlock { d: f16::ZERO, scales: [0; SUBS], codes: [0; VALUES] });
+        return Ok(SignedBlock { d: f16::ZERO, scales: [0; SUBS], codes: [0; VALUES], error: 0.0 });
     }
     let x = block.x.as_chunks::<N>().0;
     let w = block.w.as_chunks::<N>().0;
     let scales: [f32; SUBS] = std::array::from_fn(|sub| fit_scale(&x[sub], &w[sub], limits));
     let largest = scales.iter().copied().fold(0.0, |m: f32, s| if s.abs() > m.abs() { s } else { m });
     // The largest scale takes the extra negative code.
-    let mut factor = block.store(-largest / limits.scale_half)?;
-    let mut best: Option<(f32, SignedBlock)> = None;
-    for _ in 0..ROUNDS {
-        let (d, d_value) = factor;
-        let mut out = SignedBlock { d, scales: [0; SUBS], codes: [0; VALUES] };
-        let mut error = 0.0;
-        for sub in 0..SUBS {
-            let start = best
-                .as_ref()
-                .map_or_else(|| round_even_small(scales[sub] / d_value), |(_, b)| f32::from(b.scales[sub]));
-            let (e, scale) = choose_rounded(&x[sub], &w[sub], start, d_value, limits);
-            error += e;
-            out.scales[sub] = scale as i8;
-            write_codes(&x[sub], d_value * scale, limits, &mut out.codes[N * sub..]);
-        }
-        if best.as_ref().is_some_and(|(b, _)| *b <= error) {
-            break;
-        }
-        let refitted = refit_factor(block, &out);
-        best = Some((error, out));
-        match refitted.map(|d| block.store(d)) {
-            Some(Ok(refitted)) => factor = refitted,
-            _ => break,
-        }
+    let d = block.store(-largest / limits.scale_half)?;
+    let first = encode(block, d, &scales.map(|scale| round_even_small(scale / d.1)), limits);
+    let Some(Ok(d)) = refit_factor(block, &first).map(|d| block.store(d)) else { return Ok(first) };
+    let second = encode(block, d, &first.scales.map(f32::from), limits);
+    Ok(if second.error < first.error { second } else { first })
+}
+
+/// Chooses rounded scales and codes under a factor, given as stored and as normalised value.
+fn encode(block: &SuperBlock, d: (f16, f32), starts: &[f32; SUBS], limits: Limits) -> SignedBlock {
+    let mut out = SignedBlock { d: d.0, scales: [0; SUBS], codes: [0; VALUES], error: 0.0 };
+    let subs = block.x.as_chunks::<N>().0.iter().zip(block.w.as_chunks::<N>().0);
+    for (sub, (x, w)) in subs.enumerate() {
+        let (error, scale) = choose_rounded(x, w, starts[sub], d.1, limits);
+        out.error += error;
+        out.scales[sub] = scale as i8;
+        write_codes(x, d.1 * scale, limits, &mut out.codes[N * sub..]);
     }
-    Ok(best.expect("the first round always stores a block").1)
+    out
 }
 
 #[inline(always)]

@@ -25,8 +25,8 @@ pub struct SuperBlock {
 }
 
 impl SuperBlock {
-    /// Prepares finite `values`; `importance` (finite, not negative) weighs their squared errors. Without it all errors count alike,
-    /// which minimises the plain squared error.
+    /// Prepares finite `values`; `importance` (finite, not negative) weighs their squared errors. Without it all errors
+    /// count alike, which minimises the plain squared error.
     pub fn new(values: &[f32; VALUES], importance: Option<&[f32; VALUES]>) -> Self {
         let amax = values.iter().fold(0f32, |m, v| m.max(v.abs()));
         let exponent = if amax > 0.0 { floor_log2(amax).max(-126) } else { 0 };

@@ -42,7 +42,7 @@ pub enum SamplerError {
     NoCandidate { logits: usize },
 }
 
-/// A chosen token.
+/// A token, chosen or a candidate, with its probability.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
     pub id: TokenId,
@@ -72,7 +72,8 @@ fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
 pub struct Sampler {
     params: SamplerParams,
     random: ChaCha12Rng,
-    /// Kept between calls, so that only the first one allocates.
+    /// [vocab]; this and the candidates are kept between calls, so that only the first ones allocate.
+    weights: Vec<f64>,
     candidates: Vec<Candidate>,
 }
 
@@ -90,7 +91,8 @@ impl Sampler {
         range("temperature", temperature, (0.0..=100.0).contains(&temperature), "from 0 to 100")?;
         range("top-p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0, up to 1")?;
         range("min-p", min_p, (0.0..=1.0).contains(&min_p), "from 0 to 1")?;
-        Ok(Sampler { params, random: ChaCha12Rng::seed_from_u64(params.seed), candidates: Vec::new() })
+        let random = ChaCha12Rng::seed_from_u64(params.seed);
+        Ok(Sampler { params, random, weights: Vec::new(), candidates: Vec::new() })
     }
 
     /// The parameters it was made with.
@@ -109,34 +111,51 @@ impl Sampler {
     }
 
     fn draw(&mut self, logits: &[f32], best: TokenId) -> TokenId {
-        self.candidates.clear();
-        self.candidates.extend((0..).zip(logits).map(|(id, &logit)| Candidate { id, logit, weight: 0.0 }));
-        if (1..logits.len()).contains(&self.params.top_k) {
-            self.candidates.select_nth_unstable_by(self.params.top_k, by_rank);
-            self.candidates.truncate(self.params.top_k);
-        }
         let largest = f64::from(logits[best as usize]);
         let temperature = f64::from(self.params.temperature);
-        for candidate in &mut self.candidates {
-            candidate.weight = ((f64::from(candidate.logit) - largest) / temperature).exp();
+        self.weights.clear();
+        self.weights.extend(logits.iter().map(|&logit| exp_down((f64::from(logit) - largest) / temperature)));
+        // 53 random bits: every multiple of 2^-53 below 1.
+        let unit = (self.random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+        let SamplerParams { top_k, top_p, min_p, .. } = self.params;
+        if top_k == 0 && top_p == 1.0 && min_p == 0.0 {
+            return pick(unit, (0..).zip(self.weights.iter().copied()), best);
         }
-        if self.params.top_p < 1.0 {
+        self.filter(logits);
+        pick(unit, self.candidates.iter().map(|candidate| (candidate.id, candidate.weight)), best)
+    }
+
+    /// Fills the candidates with what the filters leave, by id.
+    fn filter(&mut self, logits: &[f32]) {
+        let SamplerParams { top_k, top_p, min_p, .. } = self.params;
+        let all = (0..).zip(logits.iter().zip(&self.weights));
+        self.candidates.clear();
+        self.candidates.extend(all.map(|(id, (&logit, &weight))| Candidate { id, logit, weight }));
+        if (1..logits.len()).contains(&top_k) {
+            self.candidates.select_nth_unstable_by(top_k, by_rank);
+            self.candidates.truncate(top_k);
+            // Selection leaves an order that depends on its algorithm; sums are taken in the order of ids.
+            self.candidates.sort_unstable_by_key(|candidate| candidate.id);
+        }
+        if top_p < 1.0 {
             self.keep_top_p();
         }
-        let floor = f64::from(self.params.min_p);
         // The best candidate has weight 1 and always stays.
+        let floor = f64::from(min_p);
         self.candidates.retain(|candidate| candidate.weight >= floor && candidate.weight > 0.0);
-        // Partial selection leaves an order that depends on its algorithm.
         self.candidates.sort_unstable_by_key(|candidate| candidate.id);
-        self.pick()
     }
 
     /// Keeps the shortest run of best candidates whose weights reach the wanted share of all weights.
     fn keep_top_p(&mut self) {
         let candidates = &mut self.candidates;
-        candidates.sort_unstable_by_key(|candidate| candidate.id);
-        let wanted = f64::from(self.params.top_p) * candidates.iter().map(|candidate| candidate.weight).sum::<f64>();
-        // Sorting all of a vocabulary costs more than the rest of a choice; the run is nearly always short.
+        let total = candidates.iter().map(|candidate| candidate.weight).sum::<f64>();
+        let share = f64::from(self.params.top_p);
+        // All candidates below this weight together have less than what the run may leave out, so none is in the run;
+        // a quarter leaves room for rounding.
+        let floor = 0.25 * (1.0 - share) * total / candidates.len() as f64;
+        candidates.retain(|candidate| candidate.weight >= floor);
+        // The run is nearly always short, and sorting a whole vocabulary costs more than the rest of a choice.
         let (mut sorted, mut reached, mut kept) = (0, 0.0, 0);
         while kept < candidates.len() {
             if kept == sorted {
@@ -148,27 +167,41 @@ impl Sampler {
             }
             reached += candidates[kept].weight;
             kept += 1;
-            if reached >= wanted {
+            if reached >= share * total {
                 break;
             }
         }
         candidates.truncate(kept);
     }
+}
 
-    /// One of the candidates, each as likely as its weight.
-    fn pick(&mut self) -> TokenId {
-        // 53 random bits: every multiple of 2^-53 below 1.
-        let unit = (self.random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
-        let mut left = unit * self.candidates.iter().map(|candidate| candidate.weight).sum::<f64>();
-        let (last, others) = self.candidates.split_last().expect("the best candidate always stays");
-        for candidate in others {
-            left -= candidate.weight;
-            if left < 0.0 {
-                return candidate.id;
-            }
+/// The candidate at the place `unit` (0 up to 1) of all weights laid end to end; `best` where rounding leads past them all.
+fn pick(unit: f64, weighted: impl Iterator<Item = (TokenId, f64)> + Clone, best: TokenId) -> TokenId {
+    let mut left = unit * weighted.clone().map(|(_, weight)| weight).sum::<f64>();
+    for (id, weight) in weighted {
+        left -= weight;
+        if left < 0.0 {
+            return id;
         }
-        last.id
     }
+    best
+}
+
+/// exp(x) for x of at most 0, within 1e-12 of it; 0 below -700.
+///
+/// Plain arithmetic, so that it is computed several values at a time and gives the same bits on every machine: with the C library's,
+/// a seed could mean another text elsewhere.
+fn exp_down(x: f64) -> f64 {
+    // Adding 1.5 * 2^52 rounds to a whole number and leaves that number in the low bits.
+    const ROUND: f64 = 6_755_399_441_055_744.0;
+    let shifted = x.max(-700.0) * std::f64::consts::LOG2_E + ROUND;
+    let rest = (x.max(-700.0) * std::f64::consts::LOG2_E - (shifted - ROUND)) * std::f64::consts::LN_2;
+    let power_of_two = f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52);
+    // Taylor's series; |rest| is at most 0.347, so the first term left out is below 1e-12.
+    const RECIPROCALS: [f64; 10] =
+        [1.0 / 10.0, 1.0 / 9.0, 1.0 / 8.0, 1.0 / 7.0, 1.0 / 6.0, 1.0 / 5.0, 1.0 / 4.0, 1.0 / 3.0, 1.0 / 2.0, 1.0];
+    let series = RECIPROCALS.into_iter().fold(1.0, |sum, reciprocal| 1.0 + sum * rest * reciprocal);
+    if x < -700.0 { 0.0 } else { series * power_of_two }
 }
 
 /// The most likely token; among equals the lowest id.
@@ -176,16 +209,24 @@ impl Sampler {
 /// # Errors
 /// [`SamplerError::NotFinite`] for NaN or plus infinity, [`SamplerError::NoCandidate`] when all are minus infinity or there are none.
 pub fn greedy(logits: &[f32]) -> Result<TokenId, SamplerError> {
-    let mut best: Option<(TokenId, f32)> = None;
-    for (id, &value) in (0..).zip(logits) {
-        if value.is_nan() || value == f32::INFINITY {
-            return Err(SamplerError::NotFinite { id, value });
-        }
-        if value > best.map_or(f32::NEG_INFINITY, |(_, logit)| logit) {
-            best = Some((id, value));
+    // Written so that several values are compared at a time.
+    let mut largest = [f32::NEG_INFINITY; 16];
+    let mut is_finite = true;
+    for chunk in logits.chunks(16) {
+        for (lane, &value) in largest.iter_mut().zip(chunk) {
+            is_finite &= value < f32::INFINITY;
+            *lane = if value > *lane { value } else { *lane };
         }
     }
-    best.map(|(id, _)| id).ok_or(SamplerError::NoCandidate { logits: logits.len() })
+    if !is_finite {
+        let place = logits.iter().position(|value| value.is_nan() || *value == f32::INFINITY).unwrap_or(0);
+        return Err(SamplerError::NotFinite { id: place as TokenId, value: logits[place] });
+    }
+    let largest = largest.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    match logits.iter().position(|&value| value == largest && value > f32::NEG_INFINITY) {
+        Some(place) => Ok(place as TokenId),
+        None => Err(SamplerError::NoCandidate { logits: logits.len() }),
+    }
 }
 
 /// Natural logarithm of the probability of `id` under finite `logits`; minus infinity for a masked or unknown id.
@@ -204,14 +245,20 @@ pub fn top_logprobs(logits: &[f32], count: usize) -> Vec<Choice> {
     }
     ids.sort_unstable_by(by_rank);
     let total = log_sum_exp(logits);
-    let choice = |id: TokenId| Choice { id, logprob: (f64::from(logits[id as usize]) - total) as f32 };
-    ids.into_iter().map(choice).collect()
+    let with_logprob = |id: TokenId| Choice { id, logprob: (f64::from(logits[id as usize]) - total) as f32 };
+    ids.into_iter().map(with_logprob).collect()
 }
 
-/// Logarithm of the sum of the exponentials, in the order of the ids.
+/// Logarithm of the sum of the exponentials, in eight sums side by side.
 fn log_sum_exp(logits: &[f32]) -> f64 {
     let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    largest + logits.iter().map(|&logit| (f64::from(logit) - largest).exp()).sum::<f64>().ln()
+    let mut sums = [0.0; 8];
+    for chunk in logits.chunks(8) {
+        for (sum, &logit) in sums.iter_mut().zip(chunk) {
+            *sum += exp_down(f64::from(logit) - largest);
+        }
+    }
+    largest + sums.iter().sum::<f64>().ln()
 }
 
 #[cfg(test)]
@@ -354,6 +401,16 @@ mod tests {
         assert!((cold.sample(&logits).unwrap().logprob - 0.4f32.ln()).abs() < 1e-6);
     }
 
+    #[test]
+    fn weights_are_exponentials() {
+        for step in 0..70_000 {
+            let x = -f64::from(step) / 97.0;
+            let error = (exp_down(x) - x.exp()).abs() / x.exp().max(1e-300);
+            assert!(x < -700.0 || error < 1e-12, "exp({x}) is off by {error}");
+        }
+        assert_eq!((exp_down(0.0), exp_down(-701.0), exp_down(f64::NEG_INFINITY)), (1.0, 0.0, 0.0));
+    }
+
     /// The filters by full sorting, as plainly as they can be written.
     fn kept_plainly(params: &SamplerParams, logits: &[f32]) -> Vec<TokenId> {
         let mut ids: Vec<TokenId> = (0..logits.len() as TokenId).collect();
@@ -362,7 +419,7 @@ mod tests {
             ids.truncate(params.top_k);
         }
         let best = f64::from(logits[ids[0] as usize]);
-        let weight = |id: TokenId| ((f64::from(logits[id as usize]) - best) / f64::from(params.temperature)).exp();
+        let weight = |id: TokenId| exp_down((f64::from(logits[id as usize]) - best) / f64::from(params.temperature));
         if params.top_p < 1.0 {
             let mut in_order = ids.clone();
             in_order.sort_unstable();
@@ -391,10 +448,11 @@ mod tests {
         ) {
             let params = SamplerParams { temperature, top_k, top_p, min_p, seed: 1 };
             let mut sampler = sampler(params);
-            let choice = sampler.sample(&logits).unwrap();
+            let id = sampler.sample(&logits).unwrap().id;
+            sampler.filter(&logits);
             let kept: Vec<TokenId> = sampler.candidates.iter().map(|candidate| candidate.id).collect();
             prop_assert_eq!(&kept, &kept_plainly(&params, &logits));
-            prop_assert!(kept.contains(&choice.id));
+            prop_assert!(kept.contains(&id));
         }
     }
 }

@@ -310,11 +310,16 @@ impl Tokenizer {
 }
 
 /// Tokens that are found by their text.
-#[derive(Default)]
 struct TextTable {
     ids: HashMap<String, TokenId>,
     /// By first byte: the lengths of the tokens that begin with it, longest first.
-    lengths: HashMap<u8, Vec<usize>>,
+    lengths: [Vec<usize>; 256],
+}
+
+impl Default for TextTable {
+    fn default() -> Self {
+        TextTable { ids: HashMap::new(), lengths: std::array::from_fn(|_| Vec::new()) }
+    }
 }
 
 impl TextTable {
@@ -322,7 +327,7 @@ impl TextTable {
         if let Some(first) = self.ids.get(&token) {
             return Err(TokenizerError::DuplicateToken { first: *first as usize, second: id as usize, token });
         }
-        let lengths = self.lengths.entry(token.as_bytes()[0]).or_default();
+        let lengths = &mut self.lengths[usize::from(token.as_bytes()[0])];
         if let Err(place) = lengths.binary_search_by(|length| token.len().cmp(length)) {
             lengths.insert(place, token.len());
         }
@@ -336,7 +341,7 @@ impl TextTable {
             return None;
         }
         (start..text.len()).find_map(|at| {
-            let lengths = self.lengths.get(&text.as_bytes()[at])?;
+            let lengths = &self.lengths[usize::from(text.as_bytes()[at])];
             let mut candidates = lengths.iter().filter_map(|length| text.get(at..at + length));
             Some((at, candidates.find(|candidate| self.ids.contains_key(*candidate))?))
         })

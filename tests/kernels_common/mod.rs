@@ -79,8 +79,7 @@ pub fn weights(rng: &mut Rng, ty: QuantType, rows: usize, cols: usize) -> Vec<u8
                     block[at..at + 2].copy_from_slice(&factor.to_le_bytes());
                 }
                 if ty == QuantType::MXFP4 {
-                    // Mostly usual exponents, sometimes the two that are subnormal factors.
-                    block[0] = if block[0] < 8 { block[0] & 1 } else { 110 + block[0] % 24 };
+                    block[0] = 110 + block[0] % 24;
                 }
             }
             bytes

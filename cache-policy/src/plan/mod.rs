@@ -48,6 +48,8 @@ impl Facts {
 /// Experts of one size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ClassRequest {
+    /// Bytes of one expert: what it takes when all experts are resident.
+    pub expert_bytes: Bytes,
     /// Bytes of one slot: the expert and its alignment padding.
     pub slot_bytes: Bytes,
     /// Layers of the class.
@@ -335,7 +337,8 @@ pub fn plan(facts: &Facts, request: &Request) -> Result<Plan, PlanError> {
 fn check_model(request: &Request) -> Result<(), PlanError> {
     let bad = |what| Err(PlanError::BadModel { what });
     for class in &request.classes {
-        if class.slot_bytes.0 == 0 || class.layers == 0 || class.experts == 0 {
+        if class.expert_bytes.0 == 0 || class.slot_bytes < class.expert_bytes || class.layers == 0 || class.experts == 0
+        {
             return bad("an expert class is empty");
         }
         // Keeps every product below well inside 64 bits: 2^40 bytes x 2^20 experts x 2^3 classes.

@@ -46,9 +46,9 @@ pub(super) fn floor(request: &Request) -> Vec<ClassPlan> {
     request.classes.iter().map(plan).collect()
 }
 
-/// A slot for every expert.
+/// Every expert in memory, without the padding that reads into slots need.
 pub(super) fn all(request: &Request) -> Vec<ClassPlan> {
-    let plan = |c: &super::ClassRequest| ClassPlan { slot_bytes: c.slot_bytes, slots: c.experts, experts: c.experts };
+    let plan = |c: &super::ClassRequest| ClassPlan { slot_bytes: c.expert_bytes, slots: c.experts, experts: c.experts };
     request.classes.iter().map(plan).collect()
 }
 

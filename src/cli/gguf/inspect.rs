@@ -174,7 +174,7 @@ fn first_elements(array: &Array) -> Vec<String> {
     }
 }
 
-/// Scalars as they are; strings whole; arrays up to the shown length whole, else their length and first elements.
+/// Scalars as they are, strings whole, arrays as their length and first elements.
 fn json_value(value: &Value) -> serde_json::Value {
     match value {
         Value::Str(s) => json!(s),
@@ -189,6 +189,26 @@ fn json_value(value: &Value) -> serde_json::Value {
         Value::I16(v) => json!(v),
         Value::U32(v) => json!(v),
         Value::I32(v) => json!(v),
-        Value::Array(array) => json!({"type": array.type_name(), "len": array.len(), "first": first_elements(array)}),
+        Value::Array(array) => json!({"type": array.type_name(), "len": array.len(), "first": json_elements(array)}),
+    }
+}
+
+fn json_elements(array: &Array) -> serde_json::Value {
+    fn first<T: serde::Serialize>(v: &[T]) -> serde_json::Value {
+        json!(v[..v.len().min(ELEMENTS_SHOWN)])
+    }
+    match array {
+        Array::U8(v) => first(v),
+        Array::I8(v) => first(v),
+        Array::U16(v) => first(v),
+        Array::I16(v) => first(v),
+        Array::U32(v) => first(v),
+        Array::I32(v) => first(v),
+        Array::F32(v) => first(v),
+        Array::U64(v) => first(v),
+        Array::I64(v) => first(v),
+        Array::F64(v) => first(v),
+        Array::Bool(v) => first(v),
+        Array::Str(v) => v.iter().take(ELEMENTS_SHOWN).collect(),
     }
 }

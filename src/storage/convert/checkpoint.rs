@@ -17,8 +17,14 @@ use crate::quant::QuantType;
 /// Largest JSON file read: a tokenizer of 129k tokens takes 8 MB.
 const JSON_BYTES_MAX: u64 = 256 << 20;
 
+/// A JSON file whose content is an object.
+pub(super) struct JsonFile {
+    pub(super) text: String,
+    pub(super) object: Map<String, Value>,
+}
+
 /// Reads a JSON object, or `None` when the file is absent.
-pub(super) fn read_json(path: &Path) -> Result<Option<(String, Map<String, Value>)>, ConvertError> {
+pub(super) fn read_json(path: &Path) -> Result<Option<JsonFile>, ConvertError> {
     let io = |source| ConvertError::Io { path: path.to_owned(), doing: "cannot read", source };
     let len = match path.metadata() {
         Ok(m) => m.len(),
@@ -31,7 +37,7 @@ pub(super) fn read_json(path: &Path) -> Result<Option<(String, Map<String, Value
     }
     let text = std::fs::read_to_string(path).map_err(io)?;
     let object = serde_json::from_str(&text).map_err(|e| json(e.to_string()))?;
-    Ok(Some((text, object)))
+    Ok(Some(JsonFile { text, object }))
 }
 
 /// Typed access to config.json; the text model's part of it where there is one.
@@ -157,7 +163,7 @@ pub(super) struct Checkpoint {
 impl Checkpoint {
     pub(super) fn open(folder: &Path) -> Result<Self, ConvertError> {
         let path = folder.join("config.json");
-        let Some((text, root)) = read_json(&path)? else {
+        let Some(JsonFile { text, object: root }) = read_json(&path)? else {
             return Err(ConvertError::Json { path, problem: "is missing".into() });
         };
         let config = Config { text, root };
@@ -314,7 +320,7 @@ fn wrong_dtype(name: &str, entry: &Entry, expected: &'static str) -> ConvertErro
 
 fn open_shards(folder: &Path) -> Result<BTreeMap<String, Entry>, ConvertError> {
     let path = folder.join("model.safetensors.index.json");
-    let Some((_, index)) = read_json(&path)? else {
+    let Some(JsonFile { object: index, .. }) = read_json(&path)? else {
         let single = folder.join("model.safetensors");
         if !single.exists() {
             return Err(ConvertError::NoCheckpoint { path: folder.to_owned() });

@@ -65,7 +65,9 @@ impl EngramConstants {
         let path = folder.join("engram.json");
         let from_file = read_json(&path)?;
         let (path, derived) = match from_file {
-            Some((_, json)) => (path.clone(), parse(&json).map_err(|problem| ConvertError::Engram { path, problem })?),
+            Some(json) => {
+                (path.clone(), parse(&json.object).map_err(|problem| ConvertError::Engram { path, problem })?)
+            }
             None => {
                 let path = folder.join("tokenizer.json");
                 (path.clone(), derive(config, &geometry, &path)?)
@@ -194,7 +196,7 @@ fn derive(config: &Config, geometry: &Geometry, tokenizer: &Path) -> Result<Deri
 /// Primes not below `base`, ascending. The rule restarts at `base` for every n-gram size and skips used primes, which
 /// is the same sequence.
 fn primes_from(base: u64) -> impl Iterator<Item = u64> {
-    let is_prime = |n: &u64| *n >= 2 && (2..).take_while(|d| d * d <= *n).all(|d| n % d != 0);
+    let is_prime = |n: &u64| *n >= 2 && (2..).take_while(|d| d * d <= *n).all(|d| !n.is_multiple_of(d));
     (base..).filter(is_prime)
 }
 

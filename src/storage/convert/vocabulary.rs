@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::checkpoint::{Config, read_json};
+use super::checkpoint::{Config, JsonFile, read_json};
 use super::error::ConvertError;
 use crate::storage::gguf::{Metadata, StringArray};
 
@@ -21,8 +21,8 @@ const VOCAB_MAX: usize = 1 << 22;
 /// Adds the keys; a folder without tokenizer.json gives a file without them.
 pub(super) fn add(metadata: &mut Metadata, config: &Config, folder: &Path) -> Result<(), ConvertError> {
     let path = folder.join("tokenizer.json");
-    let Some((_, json)) = read_json(&path)? else { return Ok(()) };
-    let settings = read_json(&folder.join("tokenizer_config.json"))?.map(|(_, s)| s).unwrap_or_default();
+    let Some(JsonFile { object: json, .. }) = read_json(&path)? else { return Ok(()) };
+    let settings = read_json(&folder.join("tokenizer_config.json"))?.map(|file| file.object).unwrap_or_default();
     let fail = |problem: String| ConvertError::Tokenizer { path: path.clone(), problem };
     let size = config.u32("vocab_size")? as usize;
     let words = Words::of(&json, size).map_err(fail)?;

@@ -51,7 +51,12 @@ impl SizeClass {
 
     /// What the planner needs to know.
     pub fn request(&self) -> ClassRequest {
-        ClassRequest { slot_bytes: self.slot_bytes, layers: self.layers.len() as u64, experts: self.experts() }
+        ClassRequest {
+            expert_bytes: self.expert_bytes,
+            slot_bytes: self.slot_bytes,
+            layers: self.layers.len() as u64,
+            experts: self.experts(),
+        }
     }
 
     pub(super) fn shape(&self, slots: usize) -> ClassShape {
@@ -59,8 +64,6 @@ impl SizeClass {
     }
 }
 
-/// Bytes at whose multiples slots begin: a page, which satisfies every alignment of direct reads.
-const SLOT_STEP: u64 = 4096;
 /// Bytes at whose multiples parts begin at least, so that a part is aligned for its numbers as its file offset is.
 const PART_STEP: usize = 64;
 
@@ -99,8 +102,8 @@ pub fn size_classes(layout: &[LayerExperts], alignment: Alignment) -> Result<Vec
             let unreachable = || LayoutError::Unreachable { key: ExpertKey { layer: layer.layer, expert } };
             let plan = slot_plan(layer, expert, alignment).ok_or_else(unreachable)?;
             let bytes = plan.strides.iter().try_fold(0usize, |sum, s| sum.checked_add(*s)).ok_or_else(unreachable)?;
-            let bytes = (bytes as u64).checked_next_multiple_of(SLOT_STEP).ok_or_else(unreachable)?;
-            slot_bytes = slot_bytes.max(bytes);
+            // A sum of aligned strides: slots that lie one behind the other stay aligned.
+            slot_bytes = slot_bytes.max(bytes as u64);
         }
         // Each slice is at most its region, whose sum was just checked.
         let expert_bytes = layer.expert_bytes();

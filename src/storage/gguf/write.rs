@@ -78,7 +78,7 @@ impl GgufWriter {
         }
         let data_start = (header.len() as u64).next_multiple_of(alignment);
         header.resize(data_start as usize, 0);
-        let file_len = data_start.checked_add(data_len).unwrap_or(u64::MAX);
+        let file_len = data_start.saturating_add(data_len);
         let directory = parse(header.as_slice(), file_len)?;
         Ok(Self { header, directory })
     }

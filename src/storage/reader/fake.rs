@@ -11,7 +11,8 @@ use parking_lot::{Condvar, Mutex};
 use crate::obs::ReadCounters;
 use crate::storage::reader::align::Alignment;
 use crate::storage::reader::open::{PoolReader, ReaderNotice};
-use crate::storage::reader::pool::{BatchId, Pool, PoolLimits, PoolParts};
+use crate::storage::reader::piece::BatchId;
+use crate::storage::reader::pool::{Pool, PoolLimits, PoolParts};
 use crate::storage::reader::pread::{self, PieceSource};
 use crate::storage::reader::request::{FileChange, Lane, ReadRequest, ReadSink};
 use crate::storage::reader::{Reader, ReaderKind};
@@ -213,6 +214,9 @@ impl Reader for FakeReader {
     }
     fn cancel(&self, batch: BatchId) -> usize {
         self.inner.cancel(batch)
+    }
+    fn promote(&self, batch: BatchId) -> usize {
+        self.inner.promote(batch)
     }
     fn alignment(&self) -> Alignment {
         self.inner.alignment()

@@ -9,6 +9,7 @@ pub mod align;
 pub mod fake;
 pub mod file;
 mod open;
+mod piece;
 mod pool;
 mod pread;
 pub mod request;
@@ -18,7 +19,8 @@ mod uring;
 pub use align::{Alignment, DestRegion, Placement};
 pub use file::{FileIdentity, OpenError};
 pub use open::{DirectChoice, ReaderChoice, ReaderNotice, ReaderOptions, open_reader};
-pub use pool::{BatchId, PoolLimits};
+pub use piece::BatchId;
+pub use pool::PoolLimits;
 pub use request::{
     ExpertPart, FileChange, Gather, Landed, Lane, ReadAt, ReadClass, ReadError, ReadLabel, ReadRequest, ReadResult,
     ReadSink,
@@ -47,9 +49,13 @@ pub trait Reader: Send + Sync {
     /// with `QueueFull` instead). Panics when a region is too small or misaligned for its extent.
     fn submit(&self, batch: Vec<ReadRequest>, sink: Arc<dyn ReadSink>) -> BatchId;
 
-    /// Ends those reads of the batch that have not begun with `Cancelled`, on this thread; reads that have begun land.
-    /// Returns how many requests were still in the queue.
+    /// Takes what is still in the queue of the batch out of it and ends it with `Cancelled`: on this thread, or when the pieces
+    /// already under way have landed. Returns how many requests were in the queue, wholly or in part.
     fn cancel(&self, batch: BatchId) -> usize;
+
+    /// Gives what is still in the queue of a lookahead or preload batch the demand class, when a step comes to wait for it.
+    /// Returns how many requests that were.
+    fn promote(&self, batch: BatchId) -> usize;
 
     /// What regions must satisfy.
     fn alignment(&self) -> Alignment;

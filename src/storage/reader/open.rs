@@ -10,7 +10,8 @@ use std::thread::JoinHandle;
 use crate::obs::ReadCounters;
 use crate::storage::reader::align::Alignment;
 use crate::storage::reader::file::{ModelFile, OpenError};
-use crate::storage::reader::pool::{BatchId, Pool, PoolLimits, PoolParts};
+use crate::storage::reader::piece::BatchId;
+use crate::storage::reader::pool::{Pool, PoolLimits, PoolParts};
 use crate::storage::reader::request::{FileChange, ReadRequest, ReadSink};
 use crate::storage::reader::{Reader, ReaderKind, pread};
 
@@ -194,6 +195,10 @@ impl Reader for PoolReader {
 
     fn cancel(&self, batch: BatchId) -> usize {
         self.pool.cancel(batch)
+    }
+
+    fn promote(&self, batch: BatchId) -> usize {
+        self.pool.promote(batch)
     }
 
     fn alignment(&self) -> Alignment {

@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -13,18 +14,24 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::obs::ReadCounters;
 use crate::storage::layout::Extent;
 use crate::storage::reader::align::{Alignment, DestRegion};
+use crate::storage::reader::piece::{BatchId, Op, OpEnd, Piece, Queued};
 use crate::storage::reader::request::{
-    CLASSES, FileChange, Landed, Lane, ReadAt, ReadClass, ReadError, ReadLabel, ReadRequest, ReadSink,
+    CLASSES, FileChange, Landed, Lane, ReadAt, ReadClass, ReadError, ReadRequest, ReadSink,
 };
 
 /// EINTR or EAGAIN in a row on one piece after which it counts as failed: far beyond any signal storm.
 const RETRIES_MAX: u32 = 1000;
+/// A queue for each class and lane.
+const QUEUES: usize = 2 * CLASSES;
+
+/// Position among the queues. Rows go before bulk reads of their class: they are small, and a sweep's worth of experts before them
+/// would hold up the step for seconds.
+fn queue_of(class: ReadClass, lane: Lane) -> usize {
+    2 * class.index() + usize::from(lane == Lane::Bulk)
+}
+
 /// Largest piece: a kernel read moves less than 2 GiB.
 const PIECE_BYTES_MAX: usize = 1 << 30;
-
-/// Names one submitted batch.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct BatchId(u64);
 
 /// Bounds of the queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,98 +42,23 @@ pub struct PoolLimits {
     pub queue_requests_max: usize,
 }
 
-/// One request under way; shared by its pieces.
-struct Op {
-    batch: BatchId,
-    tag: u64,
-    class: ReadClass,
-    lane: Lane,
-    label: ReadLabel,
-    extent: Extent,
-    skew: usize,
-    /// Whether the region is a loan of its own that its last piece takes back.
-    sealed: bool,
-    sink: Arc<dyn ReadSink>,
-    end: Mutex<OpEnd>,
-}
-
-/// How far a request is from its end.
-struct OpEnd {
-    /// Bytes of the region whose fate is not known yet.
-    bytes_left: usize,
-    /// The piece that ended last. The others were dropped before it was put here, so the last one can reunite them all.
-    held: Option<DestRegion>,
-    error: Option<ReadError>,
-}
-
-/// A request in the queue, or what is left of it.
-struct Queued {
-    op: Arc<Op>,
-    /// What is not taken yet, and behind it what the caller lent beyond the need.
-    rest: DestRegion,
-    /// Bytes of `rest` that are to be read.
-    bytes: usize,
-    /// File offset of `rest`'s first byte.
-    file_offset: u64,
-}
-
 /// A request as an entry of the queue, or one that ends before it gets there: nothing to read, or an impossible range.
 enum Prepared {
     Read(Queued),
     Ended(Queued, Option<ReadError>),
 }
 
-/// A part of a request that a worker reads.
-pub(super) struct Piece {
-    op: Arc<Op>,
-    region: DestRegion,
-    /// Bytes of the region that are to be read.
-    bytes: usize,
-    file_offset: u64,
-    /// Bytes from the start of the piece that hold file content.
-    landed: usize,
-    retries: u32,
-    begun: Instant,
-    align: usize,
-}
-
-impl Piece {
-    pub(super) fn lane(&self) -> Lane {
-        self.op.lane
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.bytes
-    }
-
-    /// Bytes that are not read yet, and their file offset. After a short read it starts at the last aligned byte before the gap.
-    pub(super) fn target(&mut self) -> (u64, &mut [u8]) {
-        let from = self.resume_at();
-        (self.file_offset + from as u64, &mut self.region.bytes_mut()[from..self.bytes])
-    }
-
-    fn resume_at(&self) -> usize {
-        self.landed - self.landed % self.align
-    }
-
-    /// Bytes that must land: the piece may stretch beyond the wanted data, and there beyond the end of the file.
-    fn needed(&self) -> usize {
-        let wanted = self.op.extent.offset + self.op.extent.len - self.file_offset;
-        usize::try_from(wanted).map_or(self.bytes, |wanted| wanted.min(self.bytes))
-    }
-}
-
 #[derive(Default)]
 struct State {
-    queues: [VecDeque<Queued>; CLASSES],
-    /// Upper bound of pieces waiting, for sharing them out among workers.
+    /// Most urgent first, see `queue_of`.
+    queues: [VecDeque<Queued>; QUEUES],
+    /// Bytes that the queues still have to read, for sharing pieces out among workers.
     queued_bytes: u64,
     pieces_under_way: usize,
     busy_since: Option<Instant>,
     closed: bool,
     workers: usize,
     submitters_waiting: usize,
-    batches: u64,
 }
 
 /// The shared queue of one reader.
@@ -142,6 +74,7 @@ pub(super) struct Pool {
     room: Condvar,
     /// Workers that wait in a ring have an eventfd each.
     bells: Vec<OwnedFd>,
+    batches: AtomicU64,
     check: Box<dyn Fn() -> Result<(), FileChange> + Send + Sync>,
     pub(super) counters: ReadCounters,
 }
@@ -170,6 +103,7 @@ impl Pool {
             work: Condvar::new(),
             room: Condvar::new(),
             bells: parts.bells,
+            batches: AtomicU64::new(0),
             check: parts.check,
             counters: ReadCounters::default(),
         })
@@ -195,29 +129,28 @@ impl Pool {
 
     pub(super) fn submit(&self, batch: Vec<ReadRequest>, sink: &Arc<dyn ReadSink>) -> BatchId {
         self.counters.submissions.increment();
-        let mut state = self.state.lock();
-        state.batches += 1;
-        let id = BatchId(state.batches);
-        let mut pushed = 0;
+        let id = BatchId(self.batches.fetch_add(1, Ordering::Relaxed));
         let mut ended = Vec::new();
+        let mut prepared = Vec::with_capacity(batch.len());
         for request in batch {
-            let queued = match self.prepare(request, id, Arc::clone(sink)) {
-                Prepared::Read(queued) => queued,
-                Prepared::Ended(queued, error) => {
-                    ended.push((queued, error));
-                    continue;
-                }
-            };
-            let class = queued.op.class;
-            if state.queues[class.index()].len() >= self.limits.queue_requests_max && !state.closed {
-                if class == ReadClass::Lookahead {
+            match self.prepare(request, id, Arc::clone(sink)) {
+                Prepared::Read(queued) => prepared.push(queued),
+                Prepared::Ended(queued, error) => ended.push((queued, error)),
+            }
+        }
+        let mut state = self.state.lock();
+        let mut pushed = 0;
+        for queued in prepared {
+            let queue = queue_of(queued.op.class, queued.op.lane);
+            if state.queues[queue].len() >= self.limits.queue_requests_max && !state.closed {
+                if queued.op.class == ReadClass::Lookahead {
                     self.counters.refused.increment();
                     let error = ReadError::QueueFull(queued.op.label.clone());
                     ended.push((queued, Some(error)));
                     continue;
                 }
                 self.wake(std::mem::take(&mut pushed));
-                self.wait_for_room(&mut state, class);
+                self.wait_for_room(&mut state, queue);
             }
             if state.closed {
                 let error = ReadError::Stopped(queued.op.label.clone());
@@ -235,10 +168,10 @@ impl Pool {
         id
     }
 
-    fn wait_for_room(&self, state: &mut MutexGuard<'_, State>, class: ReadClass) {
+    fn wait_for_room(&self, state: &mut MutexGuard<'_, State>, queue: usize) {
         let since = Instant::now();
         state.submitters_waiting += 1;
-        while state.queues[class.index()].len() >= self.limits.queue_requests_max && !state.closed {
+        while state.queues[queue].len() >= self.limits.queue_requests_max && !state.closed {
             self.room.wait(state);
         }
         state.submitters_waiting -= 1;
@@ -271,25 +204,27 @@ impl Pool {
     }
 
     pub(super) fn cancel(&self, batch: BatchId) -> usize {
-        let mut removed = Vec::new();
         let mut state = self.state.lock();
-        for class in 0..CLASSES {
-            let (gone, kept) = std::mem::take(&mut state.queues[class]).into_iter().partition(|q| q.op.batch == batch);
-            state.queues[class] = kept;
-            removed.push(gone);
-        }
-        let removed: Vec<Queued> = removed.into_iter().flat_map(|gone: VecDeque<Queued>| gone).collect();
-        state.queued_bytes -= removed.iter().map(|q| q.bytes as u64).sum::<u64>();
-        let wake_submitters = state.submitters_waiting > 0;
-        drop(state);
-        if wake_submitters {
-            self.room.notify_all();
-        }
+        let removed = state.remove(batch, 0..QUEUES);
+        self.unlock(state, Vec::new());
         let count = removed.len();
         for queued in removed {
             let error = ReadError::Cancelled(queued.op.label.clone());
             self.end_rest(queued, Some(error));
         }
+        count
+    }
+
+    pub(super) fn promote(&self, batch: BatchId) -> usize {
+        let mut state = self.state.lock();
+        let removed = state.remove(batch, 2..QUEUES);
+        let count = removed.len();
+        for queued in removed {
+            let queue = queue_of(ReadClass::Demand, queued.op.lane);
+            state.queued_bytes += queued.bytes as u64;
+            state.queues[queue].push_back(queued);
+        }
+        self.unlock(state, Vec::new());
         count
     }
 
@@ -346,7 +281,7 @@ impl Pool {
             out.push(piece);
         }
         let more = state.queued_entries() > 0;
-        self.unlock_after_pop(state, failed);
+        self.unlock(state, failed);
         more
     }
 
@@ -357,7 +292,7 @@ impl Pool {
             let mut failed = Vec::new();
             let piece = self.pop(&mut state, &mut failed);
             if piece.is_some() || !failed.is_empty() {
-                self.unlock_after_pop(state, failed);
+                self.unlock(state, failed);
                 if piece.is_some() {
                     return piece;
                 }
@@ -409,7 +344,8 @@ impl Pool {
         }
     }
 
-    fn unlock_after_pop(&self, state: MutexGuard<'_, State>, failed: Vec<Queued>) {
+    /// Lets submitters in where there is room now, and ends reads found to have failed.
+    fn unlock(&self, state: MutexGuard<'_, State>, failed: Vec<Queued>) {
         let wake_submitters = state.submitters_waiting > 0;
         drop(state);
         if wake_submitters {
@@ -590,7 +526,20 @@ impl Pool {
 impl State {
     fn push(&mut self, queued: Queued) {
         self.queued_bytes += queued.bytes as u64;
-        self.queues[queued.op.class.index()].push_back(queued);
+        self.queues[queue_of(queued.op.class, queued.op.lane)].push_back(queued);
+    }
+
+    /// Takes out what the given queues hold of a batch.
+    fn remove(&mut self, batch: BatchId, queues: std::ops::Range<usize>) -> Vec<Queued> {
+        let mut removed = Vec::new();
+        for queue in &mut self.queues[queues] {
+            let (gone, kept): (VecDeque<_>, VecDeque<_>) =
+                std::mem::take(queue).into_iter().partition(|queued| queued.op.batch == batch);
+            *queue = kept;
+            removed.extend(gone);
+        }
+        self.queued_bytes -= removed.iter().map(|queued| queued.bytes as u64).sum::<u64>();
+        removed
     }
 
     fn queued_entries(&self) -> usize {

@@ -12,7 +12,8 @@ use std::time::Duration;
 use io_uring::{IoUring, Probe, opcode, types};
 
 use crate::storage::reader::file::ModelFile;
-use crate::storage::reader::pool::{Piece, Pool, WorkerGuard};
+use crate::storage::reader::piece::Piece;
+use crate::storage::reader::pool::{Pool, WorkerGuard};
 
 /// Completion of the poll on the worker's bell; piece slots count from 0 and stay far below.
 const BELL: u64 = u64::MAX;

@@ -3,6 +3,8 @@
 //! Surprising fact: the level is a number, so a level forced by a test is simply capped by what the machine has.
 
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 
 use super::matmul::activations::{self, Block256, Floats, Step32};
@@ -27,8 +29,14 @@ impl SimdLevel {
     /// The highest level that this machine has.
     pub fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
-        if avx512::has_level!() {
-            return SimdLevel::Avx512;
+        {
+            // A level includes the ones below it.
+            if avx2::is_available() && avx512::is_available() {
+                return SimdLevel::Avx512;
+            }
+            if avx2::is_available() {
+                return SimdLevel::Avx2;
+            }
         }
         SimdLevel::Scalar
     }
@@ -58,9 +66,12 @@ impl Tile<'_> {
     /// Stores what `dot` makes of each weight row.
     #[inline(always)]
     fn fill<const A: usize>(self, mut dot: impl FnMut(&[u8]) -> [f32; A]) {
-        let rows = self.bytes.chunks_exact(self.row_bytes);
-        for (row, out) in rows.zip(self.out.chunks_exact_mut(self.stride)) {
-            out[self.first..self.first + A].copy_from_slice(&dot(row));
+        // Plain loops: iterator adaptors may stay calls in functions of a higher instruction set than theirs.
+        let rows = self.bytes.len() / self.row_bytes;
+        for o in 0..rows {
+            let sums = dot(&self.bytes[o * self.row_bytes..(o + 1) * self.row_bytes]);
+            let at = o * self.stride + self.first;
+            *self.out[at..].first_chunk_mut().expect("room for the row") = sums;
         }
     }
 }
@@ -86,6 +97,9 @@ impl Usable {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `at_most` found the features of the level on this machine.
             SimdLevel::Avx512 => unsafe { avx512::floats(tile, x) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `at_most` found the features of the level on this machine.
+            SimdLevel::Avx2 => unsafe { avx2::floats(tile, x) },
             _ => tile.fill(|row| x.map(|x| scalar::float_dot(ty, row, x))),
         }
     }
@@ -97,6 +111,9 @@ impl Usable {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `at_most` found the features of the level on this machine.
             SimdLevel::Avx512 => unsafe { avx512::blocks32(tile, x) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `at_most` found the features of the level on this machine.
+            SimdLevel::Avx2 => unsafe { avx2::blocks32(tile, x) },
             _ => tile.fill(|row| x.map(|x| scalar::dot32(ty, row, x))),
         }
     }
@@ -108,6 +125,9 @@ impl Usable {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `at_most` found the features of the level on this machine.
             SimdLevel::Avx512 => unsafe { avx512::blocks256(tile, x) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `at_most` found the features of the level on this machine.
+            SimdLevel::Avx2 => unsafe { avx2::blocks256(tile, x) },
             _ => tile.fill(|row| x.map(|x| scalar::dot256(ty, row, x))),
         }
     }
@@ -118,6 +138,9 @@ impl Usable {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `at_most` found the features of the level on this machine.
             SimdLevel::Avx512 => unsafe { avx512::fill32(x, offset, row) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `at_most` found the features of the level on this machine.
+            SimdLevel::Avx2 => unsafe { avx2::fill32(x, offset, row) },
             _ => activations::fill32(x, offset, row),
         }
     }
@@ -128,7 +151,24 @@ impl Usable {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `at_most` found the features of the level on this machine.
             SimdLevel::Avx512 => unsafe { avx512::fill256(x, row) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `at_most` found the features of the level on this machine.
+            SimdLevel::Avx2 => unsafe { avx2::fill256(x, row) },
             _ => activations::fill256(x, row),
         }
     }
+}
+
+/// Part `index` of `N` elements.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn part<T, const N: usize>(values: &[T], index: usize) -> &[T; N] {
+    values[index * N..].first_chunk().expect("whole parts")
+}
+
+/// `N` bytes of a block from `at`.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn bytes_at<const N: usize, const B: usize>(block: &[u8; B], at: usize) -> &[u8; N] {
+    block[at..].first_chunk().expect("inside the block")
 }

@@ -2,11 +2,10 @@
 //! scales of their sub-blocks spread over lanes; the dots are then the same for all. Never sums floats inside a block.
 //! Surprising fact: the dot of four codes always fits 16 bits, so the scale is applied by one 16-bit multiply-add
 //! whose other half is zero.
-// Several arrays run over the activation rows side by side.
-#![allow(clippy::needless_range_loop)]
 
 use super::*;
 use crate::quant::iq2_xxs::GRID;
+use std::arch::asm;
 
 /// The state of one weight row against `A` activation rows.
 struct Sums<const A: usize> {
@@ -50,7 +49,7 @@ impl<const A: usize> Sums<A> {
             for k in 0..4 {
                 let values = load512(part::<i8, 64>(&x[a].codes, k));
                 let dots = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w.codes[k], values);
-                whole = _mm512_dpwssd_epi32(whole, dots, w.scales[k]);
+                whole = add_word_dots(whole, dots, w.scales[k]);
             }
             let factor = _mm512_broadcastss_ps(factors);
             self.lanes[a] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole), factor, self.lanes[a]);
@@ -70,30 +69,26 @@ struct Unpacked {
     factors: __m128,
 }
 
-/// For 64 codes from code `64 k`, the scale of each four: byte `(64 k + 4 lane) / span` of the scales.
-const fn spread(span: usize) -> [[u8; 64]; 4] {
-    let mut table = [[0; 64]; 4];
+/// For 64 codes from code `64 k` the scale of each four: byte `(64 k + 4 lane) / span` of the scales into the low byte
+/// of the lane, byte `zero` into the others. (A zeroing mask would become one more instruction, an AND.)
+const fn spread(span: usize, zero: u8) -> [[u8; 64]; 4] {
+    let mut table = [[zero; 64]; 4];
     let mut at = 0;
     while at < 256 {
         table[at / 64][at % 64] = (at / span) as u8;
-        at += 1;
+        at += 4;
     }
     table
 }
 
-/// Low bytes of the lanes.
-const LOW_BYTES: u64 = 0x1111_1111_1111_1111;
-/// Low words of the lanes.
-const LOW_WORDS: u32 = 0x5555_5555;
-
-/// Unsigned scales below 128, one byte each, spread over lanes.
+/// Unsigned scales below 128, one byte each, spread over lanes; byte 63 counts as zero.
 #[inline]
 #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
 fn spread_bytes(table: &[[u8; 64]; 4], scales: __m128i) -> [__m512i; 4] {
-    let scales = _mm512_castsi128_si512(scales);
+    let scales = _mm512_zextsi128_si512(scales);
     let mut out = [scales; 4];
     for k in 0..4 {
-        out[k] = _mm512_maskz_permutexvar_epi8(LOW_BYTES, load512(&table[k]), scales);
+        out[k] = _mm512_permutexvar_epi8(load512(&table[k]), scales);
     }
     out
 }
@@ -103,20 +98,33 @@ fn spread_bytes(table: &[[u8; 64]; 4], scales: __m128i) -> [__m512i; 4] {
 #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
 fn spread_words(scales: __m256i) -> [__m512i; 4] {
     static TABLE: [[u16; 32]; 4] = {
-        let mut table = [[0; 32]; 4];
+        let mut table = [[31; 32]; 4];
         let mut at = 0;
         while at < 128 {
             table[at / 32][at % 32] = (at / 8) as u16;
-            at += 1;
+            at += 2;
         }
         table
     };
-    let scales = _mm512_castsi256_si512(scales);
+    let scales = _mm512_zextsi256_si512(scales);
     let mut out = [scales; 4];
     for k in 0..4 {
-        out[k] = _mm512_maskz_permutexvar_epi16(LOW_WORDS, load512(&TABLE[k]), scales);
+        out[k] = _mm512_permutexvar_epi16(load512(&TABLE[k]), scales);
     }
     out
+}
+
+/// Adds the dots of word pairs to `sums`. Written out because the optimiser takes the intrinsic apart into a
+/// multiply-add and an addition, which is shorter in latency but one more instruction where throughput counts.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn add_word_dots(mut sums: __m512i, dots: __m512i, scales: __m512i) -> __m512i {
+    // SAFETY: works on registers only.
+    unsafe {
+        asm!("vpdpwssd {sums}, {dots}, {scales}", sums = inout(zmm_reg) sums, dots = in(zmm_reg) dots,
+            scales = in(zmm_reg) scales, options(pure, nomem, nostack, preserves_flags));
+    }
+    sums
 }
 
 /// Bit positions for a multishift that moves the bytes of the lower and of the upper 32 by these shifts to the right.
@@ -159,37 +167,39 @@ fn u64_at<const B: usize>(block: &[u8; B], at: usize) -> u64 {
 pub(super) fn q4_k<const A: usize>(row: &[u8], x: [&[Block256]; A]) -> [f32; A] {
     /// After unpacking: scales 0..4, minima 0..4, scales 4..8, minima 4..8.
     static SCALES: [[u8; 64]; 4] = {
-        let mut table = spread(32);
+        let mut table = spread(32, 63);
         let mut at = 0;
         while at < 256 {
             let sub = table[at / 64][at % 64];
             table[at / 64][at % 64] = sub + sub / 4 * 4;
-            at += 1;
+            at += 4;
         }
         table
     };
     /// Each minimum twice, as words.
     static MINS: [u8; 32] = {
-        let mut table = [0; 32];
+        let mut table = [31; 32];
         let mut at = 0;
         while at < 32 {
             table[at] = (at / 4 + at / 16 * 4 + 4) as u8;
-            at += 1;
+            at += 2;
         }
         table
     };
     static SHIFTS: [u8; 64] = shifts(0, 4);
     let mut sums = Sums::<A>::new();
-    for (b, block) in row.as_chunks::<144>().0.iter().enumerate() {
+    let blocks = row.as_chunks::<144>().0;
+    for b in 0..blocks.len() {
+        let block = &blocks[b];
         let (first, last) = (u64_at(block, 4), u64::from(u32_at(block, 12)));
         let low = first & 0x3f3f_3f3f_3f3f_3f3f;
         let high = ((last | last << 28) & 0x0f0f_0f0f_0f0f_0f0f) | (first >> 2 & 0x3030_3030_3030_3030);
         let packed = _mm_set_epi64x(high as i64, low as i64);
-        let mins = _mm256_maskz_permutexvar_epi8(0x5555_5555, load256(&MINS), _mm256_castsi128_si256(packed));
+        let mins = _mm256_permutexvar_epi8(load256(&MINS), _mm256_zextsi128_si256(packed));
         let mut codes = [_mm512_setzero_si512(); 4];
-        for (k, codes) in codes.iter_mut().enumerate() {
+        for k in 0..4 {
             let bytes = _mm512_broadcast_i64x4(load256(bytes_at::<32, 144>(block, 16 + 32 * k)));
-            *codes = _mm512_and_si512(_mm512_multishift_epi64_epi8(load512(&SHIFTS), bytes), _mm512_set1_epi8(15));
+            codes[k] = _mm512_and_si512(_mm512_multishift_epi64_epi8(load512(&SHIFTS), bytes), _mm512_set1_epi8(15));
         }
         let w = Unpacked {
             codes,
@@ -197,7 +207,7 @@ pub(super) fn q4_k<const A: usize>(row: &[u8], x: [&[Block256]; A]) -> [f32; A] 
             sub_blocks: mins,
             factors: halves(u32_at(block, 0)),
         };
-        sums.add::<true>(&x.map(|x| &x[b]), &w);
+        sums.add::<true>(&at_index(&x, b), &w);
     }
     sums.fold()
 }
@@ -208,29 +218,31 @@ pub(super) fn q4_k<const A: usize>(row: &[u8], x: [&[Block256]; A]) -> [f32; A] 
 fn two_bit_codes(bytes: &[u8; 64]) -> [__m512i; 4] {
     static SHIFTS: [[u8; 64]; 2] = [shifts(0, 2), shifts(4, 6)];
     let mut codes = [_mm512_setzero_si512(); 4];
-    for (k, codes) in codes.iter_mut().enumerate() {
+    for k in 0..4 {
         let bytes = _mm512_broadcast_i64x4(load256(part::<u8, 32>(bytes, k / 2)));
         let shifted = _mm512_multishift_epi64_epi8(load512(&SHIFTS[k % 2]), bytes);
-        *codes = _mm512_and_si512(shifted, _mm512_set1_epi8(3));
+        codes[k] = _mm512_and_si512(shifted, _mm512_set1_epi8(3));
     }
     codes
 }
 
-static SPREAD16: [[u8; 64]; 4] = spread(16);
+static SPREAD16: [[u8; 64]; 4] = spread(16, 63);
 
 /// One Q2_K row.
 #[inline]
 #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
 pub(super) fn q2_k<const A: usize>(row: &[u8], x: [&[Block256]; A]) -> [f32; A] {
     let mut sums = Sums::<A>::new();
-    for (b, block) in row.as_chunks::<84>().0.iter().enumerate() {
+    let blocks = row.as_chunks::<84>().0;
+    for b in 0..blocks.len() {
+        let block = &blocks[b];
         let packed = load128(bytes_at::<16, 84>(block, 0));
         let nibble = _mm_set1_epi8(15);
         let scales = spread_bytes(&SPREAD16, _mm_and_si128(packed, nibble));
         let mins = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16::<4>(packed), nibble));
         let codes = two_bit_codes(bytes_at(block, 16));
         let w = Unpacked { codes, scales, sub_blocks: mins, factors: halves(u32_at(block, 80)) };
-        sums.add::<true>(&x.map(|x| &x[b]), &w);
+        sums.add::<true>(&at_index(&x, b), &w);
     }
     sums.fold()
 }
@@ -242,7 +254,9 @@ pub(super) fn q3_k<const A: usize>(row: &[u8], x: [&[Block256]; A]) -> [f32; A] 
     /// Bits `2 k` and `2 k + 1` of the mask to bit 2.
     static HIGH: [[u8; 64]; 4] = [shifts(-2, -1), shifts(0, 1), shifts(2, 3), shifts(4, 5)];
     let mut sums = Sums::<A>::new();
-    for (b, block) in row.as_chunks::<110>().0.iter().enumerate() {
+    let blocks = row.as_chunks::<110>().0;
+    for b in 0..blocks.len() {
+        let block = &blocks[b];
         let (low, high) = (u64_at(block, 96), u64::from(u32_at(block, 104)));
         const NIBBLES: u64 = 0x0f0f_0f0f_0f0f_0f0f;
         const PAIRS: u64 = 0x3030_3030_3030_3030;
@@ -253,13 +267,13 @@ pub(super) fn q3_k<const A: usize>(row: &[u8], x: [&[Block256]; A]) -> [f32; A] 
         let offset = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi16::<2>(scales));
         let mask = _mm512_broadcast_i64x4(load256(bytes_at::<32, 110>(block, 0)));
         let mut codes = two_bit_codes(bytes_at(block, 32));
-        for (codes, high) in codes.iter_mut().zip(&HIGH) {
-            let bits = _mm512_multishift_epi64_epi8(load512(high), mask);
-            *codes = or_masked(*codes, bits, _mm512_set1_epi8(4));
+        for k in 0..4 {
+            let bits = _mm512_multishift_epi64_epi8(load512(&HIGH[k]), mask);
+            codes[k] = or_masked(codes[k], bits, _mm512_set1_epi8(4));
         }
         let w =
             Unpacked { codes, scales: spread_words(scales), sub_blocks: offset, factors: halves(u16_at(block, 108)) };
-        sums.add::<false>(&x.map(|x| &x[b]), &w);
+        sums.add::<false>(&at_index(&x, b), &w);
     }
     sums.fold()
 }
@@ -278,7 +292,9 @@ pub(super) fn q6_k<const A: usize>(row: &[u8], x: [&[Block256]; A]) -> [f32; A] 
     /// The pair at bit 0, 2, 4, 6 to bit 4.
     static HIGH: [[u8; 64]; 2] = [shifts(-4, -2), shifts(0, 2)];
     let mut sums = Sums::<A>::new();
-    for (b, block) in row.as_chunks::<210>().0.iter().enumerate() {
+    let blocks = row.as_chunks::<210>().0;
+    for b in 0..blocks.len() {
+        let block = &blocks[b];
         let scales = _mm256_cvtepi8_epi16(load128(bytes_at::<16, 210>(block, 192)));
         let offset = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi16::<5>(scales));
         let (nibble, pair) = (_mm512_set1_epi8(15), _mm512_set1_epi8(0x30));
@@ -287,14 +303,14 @@ pub(super) fn q6_k<const A: usize>(row: &[u8], x: [&[Block256]; A]) -> [f32; A] 
             let low = load512(bytes_at::<64, 210>(block, 64 * half));
             let high = _mm512_broadcast_i64x4(load256(bytes_at::<32, 210>(block, 128 + 32 * half)));
             let upper = _mm512_srli_epi16::<4>(low);
-            for (k, low) in [low, upper].into_iter().enumerate() {
-                let bits = _mm512_multishift_epi64_epi8(load512(&HIGH[k]), high);
-                codes[2 * half + k] = or_masked(_mm512_and_si512(low, nibble), bits, pair);
-            }
+            let bits = _mm512_multishift_epi64_epi8(load512(&HIGH[0]), high);
+            codes[2 * half] = or_masked(_mm512_and_si512(low, nibble), bits, pair);
+            let bits = _mm512_multishift_epi64_epi8(load512(&HIGH[1]), high);
+            codes[2 * half + 1] = or_masked(_mm512_and_si512(upper, nibble), bits, pair);
         }
         let w =
             Unpacked { codes, scales: spread_words(scales), sub_blocks: offset, factors: halves(u16_at(block, 208)) };
-        sums.add::<false>(&x.map(|x| &x[b]), &w);
+        sums.add::<false>(&at_index(&x, b), &w);
     }
     sums.fold()
 }
@@ -357,10 +373,11 @@ fn grid_pair(first: &[u8; 66], second: &[u8; 66]) -> GridPair {
     let indices = _mm512_mask_mov_epi32(blocks[0], HIGH_HALVES, _mm512_slli_epi64::<32>(blocks[1]));
     let is_upper = _mm512_movepi8_mask(indices);
     let mut bytes = [indices; 2];
-    for (bytes, plane) in bytes.iter_mut().zip(&GRID_PLANES) {
+    for p in 0..2 {
+        let plane = &GRID_PLANES[p];
         let lower = _mm512_permutex2var_epi8(load512(&plane[0]), indices, load512(&plane[1]));
         let upper = _mm512_permutex2var_epi8(load512(&plane[2]), indices, load512(&plane[3]));
-        *bytes = _mm512_mask_mov_epi8(lower, is_upper, upper);
+        bytes[p] = _mm512_mask_mov_epi8(lower, is_upper, upper);
     }
     // Each 16 bytes are two groups: four entries of the first block and four of the second, twice.
     let even = _mm512_unpacklo_epi8(bytes[0], bytes[1]);
@@ -373,8 +390,9 @@ fn grid_pair(first: &[u8; 66], second: &[u8; 66]) -> GridPair {
     let mut sign_words = [0u64; 8];
     store512(&mut sign_words, signs);
     let odd_scale = |f| {
-        let doubled = _mm512_and_si512(_mm512_add_epi8(f, f), _mm512_set1_epi8(0x1e));
-        _mm512_or_si512(doubled, _mm512_set1_epi8(1))
+        // Byte 0 of each eight becomes zero: the filler of spread scales.
+        let doubled = _mm512_and_si512(_mm512_add_epi8(f, f), _mm512_set1_epi64(0x1e << 32));
+        _mm512_or_si512(doubled, _mm512_set1_epi64(1 << 32))
     };
     GridPair {
         entries: [_mm512_unpacklo_epi64(even, odd), _mm512_unpackhi_epi64(even, odd)],
@@ -416,11 +434,11 @@ fn add_grid_block<const A: usize>(lanes: &mut [__m512; A], x: &[&Block256; A], p
         table
     };
     static SCALES: [[u8; 64]; 4] = {
-        let mut table = spread(32);
+        let mut table = spread(32, 0);
         let mut at = 0;
         while at < 256 {
             table[at / 64][at % 64] = 8 * table[at / 64][at % 64] + 4;
-            at += 1;
+            at += 4;
         }
         table
     };
@@ -429,13 +447,13 @@ fn add_grid_block<const A: usize>(lanes: &mut [__m512; A], x: &[&Block256; A], p
         let entries = _mm512_permutexvar_epi8(load512(&ENTRIES[k]), pair.entries[which]);
         let codes = _mm512_multishift_epi64_epi8(load512(&CODES), entries);
         let magnitudes = _mm512_permutexvar_epi8(codes, load512(&MAGNITUDES));
-        let scales = _mm512_maskz_permutexvar_epi8(LOW_BYTES, load512(&SCALES[k]), pair.scales[which]);
+        let scales = _mm512_permutexvar_epi8(load512(&SCALES[k]), pair.scales[which]);
         let negative = pair.signs[4 * which + k];
         for a in 0..A {
             let values = load512(part::<i8, 64>(&x[a].codes, k));
             let values = _mm512_mask_sub_epi8(values, negative, _mm512_setzero_si512(), values);
             let dots = _mm512_dpbusd_epi32(_mm512_setzero_si512(), magnitudes, values);
-            whole[a] = _mm512_dpwssd_epi32(whole[a], dots, scales);
+            whole[a] = add_word_dots(whole[a], dots, scales);
         }
     }
     let d = _mm_mul_ps(halves(d), _mm_set1_ps(0.125));
@@ -450,10 +468,14 @@ fn add_grid_block<const A: usize>(lanes: &mut [__m512; A], x: &[&Block256; A], p
 #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
 pub(super) fn iq2_xxs<const A: usize>(row: &[u8], x: [&[Block256]; A]) -> [f32; A] {
     let mut sums = Sums::<A>::new();
-    for (p, blocks) in row.as_chunks::<66>().0.chunks(2).enumerate() {
-        let pair = grid_pair(&blocks[0], blocks.last().expect("not empty"));
-        for (which, block) in blocks.iter().enumerate() {
-            add_grid_block(&mut sums.lanes, &x.map(|x| &x[2 * p + which]), &pair, which, u16_at(block, 0));
+    let blocks = row.as_chunks::<66>().0;
+    let last = blocks.len().saturating_sub(1);
+    for b in (0..blocks.len()).step_by(2) {
+        let next = last.min(b + 1);
+        let pair = grid_pair(&blocks[b], &blocks[next]);
+        add_grid_block(&mut sums.lanes, &at_index(&x, b), &pair, 0, u16_at(&blocks[b], 0));
+        if next > b {
+            add_grid_block(&mut sums.lanes, &at_index(&x, next), &pair, 1, u16_at(&blocks[next], 0));
         }
     }
     sums.fold()

@@ -1,8 +1,6 @@
 //! Q8_0 and MXFP4 rows, 16 blocks a step. Codes are shifted to be unsigned, as the byte dot product wants one
 //! unsigned side; the activations bring the sums that undo the shift. Never converts factors one by one.
 //! Surprising fact: in 16 blocks of 34 bytes the factors are words 0, 17, .., 255, four in each 128 bytes.
-// Several arrays run over the activation rows side by side.
-#![allow(clippy::needless_range_loop)]
 
 use super::*;
 
@@ -106,7 +104,7 @@ pub(super) fn q8_0<const A: usize>(row: &[u8], x: [&[Step32]; A]) -> [f32; A] {
     let mut padded = [0; Q8_STEP];
     for index in 0..row.len().div_ceil(Q8_STEP) {
         let bytes = step_or_rest(steps, rest, index, &mut padded);
-        let x = x.map(|x| &x[index]);
+        let x = at_index(&x, index);
         let scaled = scaled(q8_factors(bytes), &x);
         for pair in 0..8 {
             let low = load256(bytes_at::<32, Q8_STEP>(bytes, 68 * pair + 2));
@@ -124,11 +122,12 @@ pub(super) fn q8_0<const A: usize>(row: &[u8], x: [&[Step32]; A]) -> [f32; A] {
 #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
 fn q8_factors(bytes: &[u8; Q8_STEP]) -> __m512 {
     let mut factors = _mm512_setzero_si512();
-    for (quarter, words) in Q8_FACTORS.iter().enumerate() {
-        let low = load512(bytes_at::<64, Q8_STEP>(bytes, 128 * quarter));
-        let high = load512(bytes_at::<64, Q8_STEP>(bytes, 128 * quarter + 64));
+    for quarter in 0..4 {
+        let low = load512_opaque(bytes_at::<64, Q8_STEP>(bytes, 128 * quarter));
+        let high = load512_opaque(bytes_at::<64, Q8_STEP>(bytes, 128 * quarter + 64));
         let mask = 0xf << (4 * quarter);
-        factors = _mm512_or_si512(factors, _mm512_maskz_permutex2var_epi16(mask, low, load512(words), high));
+        factors =
+            _mm512_or_si512(factors, _mm512_maskz_permutex2var_epi16(mask, low, load512(&Q8_FACTORS[quarter]), high));
     }
     _mm512_cvtph_ps(_mm512_castsi512_si256(factors))
 }
@@ -154,7 +153,7 @@ pub(super) fn mxfp4<const A: usize>(row: &[u8], x: [&[Step32]; A]) -> [f32; A] {
     let mut padded = [0; MX_STEP];
     for index in 0..row.len().div_ceil(MX_STEP) {
         let bytes = step_or_rest(steps, rest, index, &mut padded);
-        let x = x.map(|x| &x[index]);
+        let x = at_index(&x, index);
         let scaled = scaled(mx_factors(bytes), &x);
         for pair in 0..8 {
             let (at, table) = if pair < 7 { (34 * pair, 0) } else { (MX_STEP - 64, 1) };
@@ -171,7 +170,7 @@ pub(super) fn mxfp4<const A: usize>(row: &[u8], x: [&[Step32]; A]) -> [f32; A] {
 #[inline]
 #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
 fn mx_factors(bytes: &[u8; MX_STEP]) -> __m512 {
-    let window = |at| load512(bytes_at::<64, MX_STEP>(bytes, at));
+    let window = |at| load512_opaque(bytes_at::<64, MX_STEP>(bytes, at));
     let low = _mm512_maskz_permutex2var_epi8(0x0000_0000_1111_1111, window(0), load512(&MX_EXPONENTS[0]), window(64));
     let high =
         _mm512_maskz_permutex2var_epi8(0x1111_1111_0000_0000, window(128), load512(&MX_EXPONENTS[1]), window(192));
@@ -187,8 +186,8 @@ fn mx_factors(bytes: &[u8; MX_STEP]) -> __m512 {
 #[target_feature(enable = "avx512f,avx512dq")]
 fn fold<const A: usize>(lanes: [__m512; A]) -> [f32; A] {
     let mut out = [0.0; A];
-    for (out, lanes) in out.iter_mut().zip(lanes) {
-        *out = reduce(lanes, _mm256_setzero_ps());
+    for a in 0..A {
+        out[a] = reduce(lanes[a], _mm256_setzero_ps());
     }
     out
 }

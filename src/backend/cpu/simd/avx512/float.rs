@@ -1,7 +1,5 @@
 //! Rows of plain floats. Never rounds a weight: F16 and BF16 widen exactly.
 //! Surprising fact: 32 running sums are two registers, the least that hides half of the latency of FMA for one row.
-// Several arrays run over the activation rows side by side.
-#![allow(clippy::needless_range_loop)]
 
 use super::*;
 

@@ -3,30 +3,29 @@
 //! Surprising fact: intrinsics on registers are safe inside functions of the right features, so loads and stores
 //! are all that is unsafe here.
 
+// Several arrays run side by side, and iterator adaptors may stay calls: they lack the instruction set of their caller.
+#![allow(clippy::needless_range_loop)]
+
 mod block256;
 mod block32;
 mod float;
 
-use super::Tile;
+use super::{Tile, bytes_at, part};
 use crate::backend::cpu::matmul::activations::{self, Block256, Floats, Step32};
 use crate::quant::QuantType;
+use std::arch::asm;
 use std::arch::x86_64::*;
 
-/// Declares that the machine has the features of this level: what `Usable` proves before it calls in here.
-macro_rules! has_level {
-    () => {
-        is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512vbmi")
-            && is_x86_feature_detected!("avx512vnni")
-            && is_x86_feature_detected!("gfni")
-            && is_x86_feature_detected!("f16c")
-            && is_x86_feature_detected!("fma")
-    };
+/// Whether the machine has the features of this level, beyond those of AVX2.
+pub(super) fn is_available() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512vbmi")
+        && is_x86_feature_detected!("avx512vnni")
+        && is_x86_feature_detected!("gfni")
 }
-pub(super) use has_level;
 
 /// F32, F16 or BF16 weights times `A` rows.
 #[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
@@ -83,6 +82,20 @@ fn load512<T: bytemuck::Pod, const N: usize>(values: &[T; N]) -> __m512i {
     unsafe { _mm512_loadu_si512(values.as_ptr().cast()) }
 }
 
+/// 64 bytes, loaded behind the optimiser's back: where it sees that a load lies inside an earlier wider one, it cuts
+/// the value out of that register with a chain of shuffles instead of loading it.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load512_opaque(bytes: &[u8; 64]) -> __m512i {
+    let value: __m512i;
+    // SAFETY: reads the 64 bytes of the array and nothing else; the instruction has no alignment requirement.
+    unsafe {
+        asm!("vmovdqu64 {value}, [{at}]", value = lateout(zmm_reg) value, at = in(reg) bytes,
+            options(pure, readonly, nostack, preserves_flags))
+    };
+    value
+}
+
 /// 32 bytes.
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -101,16 +114,14 @@ fn load128<T: bytemuck::Pod, const N: usize>(values: &[T; N]) -> __m128i {
     unsafe { _mm_loadu_si128(values.as_ptr().cast()) }
 }
 
-/// Part `index` of `N` elements.
+/// Element `index` of each row.
 #[inline(always)]
-fn part<T, const N: usize>(values: &[T], index: usize) -> &[T; N] {
-    values[index * N..].first_chunk().expect("whole parts")
-}
-
-/// `N` bytes of a block from `at`.
-#[inline(always)]
-fn bytes_at<const N: usize, const B: usize>(block: &[u8; B], at: usize) -> &[u8; N] {
-    block[at..].first_chunk().expect("inside the block")
+fn at_index<'a, T, const A: usize>(x: &[&'a [T]; A], index: usize) -> [&'a T; A] {
+    let mut at = [&x[0][index]; A];
+    for a in 1..A {
+        at[a] = &x[a][index];
+    }
+    at
 }
 
 /// Part `index` of `steps`, or a copy of the shorter `rest` filled up with zeros.
