@@ -60,3 +60,12 @@ impl fmt::Display for Bytes {
         write!(f, "{} B", self.0)
     }
 }
+
+/// Whether a request serves one token or a batch of rows; caches and counters treat them apart.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Phase {
+    /// Many rows of a prompt at once.
+    Prefill,
+    /// One new token.
+    Decode,
+}

@@ -6,6 +6,14 @@
 
 extern crate alloc;
 
+pub mod directory;
 pub mod ids;
+pub mod lru;
+pub mod plan;
+pub mod policy;
+pub mod sim;
 
-pub use ids::{Bytes, ExpertIdx, ExpertKey, LayerIdx};
+pub use directory::{ClassShape, Directory, Placement, RouteError};
+pub use ids::{Bytes, ExpertIdx, ExpertKey, LayerIdx, Phase};
+pub use lru::Lru;
+pub use policy::{Epoch, Policy};

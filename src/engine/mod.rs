@@ -1,1 +1,263 @@
-//! To be filled.
+//! Opens a model file, plans memory, and wires models to storage: the only module that sees both sides.
+//! Never computes and never parses. Surprising fact: nothing large is allocated before the plan is made and accepted.
+
+pub mod metadata;
+pub mod options;
+pub mod prepare;
+pub mod slabs;
+pub mod stats;
+pub mod supply;
+pub mod weights;
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use cache_policy::Lru;
+use cache_policy::plan::{Plan, PlanError};
+
+use crate::backend::cpu::CpuBackend;
+use crate::backend::cpu::simd::SimdLevel;
+use crate::backend::{Backend, BackendError};
+use crate::models::metadata::ConfigError;
+use crate::models::supply::{ExpertSupply, RowSupply};
+use crate::models::{self, Model, ModelError, ModelRunner, RunnerOptions};
+use crate::storage::expert_cache::{self, CacheError, CacheParts, ExpertCache};
+use crate::storage::gguf::{GgufError, MetadataError};
+use crate::storage::layout::LayoutError;
+use crate::storage::reader::{OpenError, Reader};
+use crate::storage::row_table::{RowError, RowTables};
+use crate::storage::weights::{LoadOptions, ResidentWeights, WeightsError};
+use crate::sys::{self, SysError};
+use crate::text::tokenizer::{Tokenizer, TokenizerError};
+use crate::units::{Bytes, ExpertKey};
+use metadata::FileMetadata;
+use options::EngineOptions;
+use prepare::{Prepared, prepare};
+use slabs::{SlabClass, SlabError, Slabs};
+use supply::{ResidentExperts, StreamedExperts, TableRows};
+use weights::FileWeights;
+
+/// Why there is no engine.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    #[error(transparent)]
+    File(#[from] GgufError),
+    #[error(transparent)]
+    Metadata(#[from] MetadataError),
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    #[error(transparent)]
+    ExpertLayout(#[from] expert_cache::LayoutError),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    #[error(transparent)]
+    Reader(#[from] OpenError),
+    #[error(transparent)]
+    Rows(#[from] RowError),
+    #[error(transparent)]
+    System(#[from] SysError),
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    #[error(transparent)]
+    Slabs(#[from] SlabError),
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    #[error(
+        "the file holds experts of a layer in tensors that were not loaded; convert it again with ds4-gguf convert"
+    )]
+    ExpertTensors,
+    #[error(
+        "a context of {ctx} tokens needs {needed} of state and scratch, {room} can be had; use a smaller context or restart with a \
+         smaller cache budget"
+    )]
+    CtxTooLarge { ctx: usize, needed: Bytes, room: Bytes },
+    #[error("interrupted")]
+    Interrupted,
+}
+
+/// A step of opening that takes time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Reading resident weights; bytes.
+    Weights,
+    /// Filling the expert cache; bytes.
+    Preload,
+}
+
+/// Told how far a step is; `Break` gives up.
+pub type OnProgress<'a> = dyn Fn(Step, u64, u64) -> ControlFlow<()> + Sync + 'a;
+
+/// An open model: weights in memory, experts one request away.
+pub struct Engine {
+    pub prepared: Prepared,
+    backend: Arc<CpuBackend>,
+    model: Arc<dyn Model<CpuBackend>>,
+    experts: Arc<dyn ExpertSupply<CpuBackend>>,
+    cache: Option<Arc<ExpertCache>>,
+    /// Experts and bytes that a preload has read.
+    preloaded: (u64, Bytes),
+}
+
+impl Engine {
+    /// Opens the model of `options`: looks, plans, shows the plan to `accept`, then loads.
+    ///
+    /// # Errors
+    /// Everything that can be wrong with file, machine or request, each saying what to do.
+    pub fn open(
+        options: &EngineOptions,
+        accept: &mut dyn FnMut(&Prepared),
+        progress: &OnProgress<'_>,
+    ) -> Result<Self, EngineError> {
+        let prepared = prepare(options)?;
+        accept(&prepared);
+        let threads = options.threads.unwrap_or_else(sys::cpu_count);
+        let backend =
+            Arc::new(CpuBackend::new(threads, options.arithmetic, options.simd.unwrap_or_else(SimdLevel::detect))?);
+        let loaded = load_weights(&prepared, options.is_streaming, threads, progress)?;
+        let source = FileWeights::new(&prepared.file, Arc::clone(&loaded));
+        let model = models::load(&FileMetadata(prepared.file.metadata()), Arc::clone(&backend), &source)?;
+        let layers = prepared.layout.experts.clone();
+        let mut preloaded = (0, Bytes(0));
+        let (experts, cache): (Arc<dyn ExpertSupply<CpuBackend>>, _) = if options.is_streaming {
+            let cache = Arc::new(make_cache(&prepared)?);
+            preloaded = preload(&cache, &prepared, progress)?;
+            (Arc::new(StreamedExperts::new(Arc::clone(&cache), layers)), Some(cache))
+        } else {
+            let resident = ResidentExperts::new(loaded, layers).ok_or(EngineError::ExpertTensors)?;
+            (Arc::new(resident), None)
+        };
+        Ok(Self { prepared, backend, model, experts, cache, preloaded })
+    }
+
+    /// A fresh sequence with the planned context.
+    ///
+    /// # Errors
+    /// When its state cannot be allocated.
+    pub fn runner(&self) -> Result<Box<dyn ModelRunner>, EngineError> {
+        self.runner_with(self.prepared.runner)
+    }
+
+    fn runner_with(&self, options: RunnerOptions) -> Result<Box<dyn ModelRunner>, EngineError> {
+        let rows = self.prepared.rows.clone().map(|rows| Arc::new(TableRows(rows)) as Arc<dyn RowSupply>);
+        Ok(Arc::clone(&self.model).runner(options, Arc::clone(&self.experts), rows)?)
+    }
+
+    /// A fresh sequence with another context length, in place of one with the planned length, which the caller has dropped.
+    ///
+    /// # Errors
+    /// `CtxTooLarge` when the plan has no room for it.
+    pub fn runner_with_ctx(&self, ctx: usize) -> Result<Box<dyn ModelRunner>, EngineError> {
+        let chunk = self.prepared.runner.chunk.min(ctx);
+        let options = RunnerOptions { ctx, chunk, ..self.prepared.runner };
+        let bytes = self.prepared.config.runner_bytes(&options);
+        let plan = self.plan();
+        let needed = bytes.kv.saturating_add(bytes.scratch);
+        // Half of what the plan left to the system may still be taken without hurting it.
+        let room = plan.kv.0 + plan.scratch.0 + plan.spare.0 / 2;
+        if needed > room {
+            return Err(EngineError::CtxTooLarge { ctx, needed: Bytes(needed), room: Bytes(room) });
+        }
+        self.runner_with(options)
+    }
+
+    /// The memory plan.
+    pub fn plan(&self) -> &Plan {
+        &self.prepared.plan
+    }
+
+    /// The tokenizer of the file.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.prepared.tokenizer
+    }
+
+    /// Name of the device.
+    pub fn backend_name(&self) -> &'static str {
+        self.backend.name()
+    }
+
+    /// The expert cache, when streaming.
+    pub fn cache(&self) -> Option<&ExpertCache> {
+        self.cache.as_deref()
+    }
+
+    /// The reader of the model file.
+    pub fn reader(&self) -> &dyn Reader {
+        self.prepared.reader.as_ref()
+    }
+
+    /// The row tables, when the model has some.
+    pub fn rows(&self) -> Option<&RowTables> {
+        self.prepared.rows.as_deref()
+    }
+
+    /// Experts and bytes read by the preload.
+    pub fn preloaded(&self) -> (u64, Bytes) {
+        self.preloaded
+    }
+}
+
+fn load_weights(
+    prepared: &Prepared,
+    is_streaming: bool,
+    threads: usize,
+    progress: &OnProgress<'_>,
+) -> Result<Arc<ResidentWeights>, EngineError> {
+    let tensors = prepare::tensors_to_load(&prepared.file, &prepared.layout, is_streaming);
+    let options = LoadOptions { threads: threads.max(4), drop_page_cache: is_streaming };
+    let report = |done, total| {
+        let _ = progress(Step::Weights, done, total);
+    };
+    Ok(Arc::new(ResidentWeights::load(prepared.file.path(), &tensors, &options, &report)?))
+}
+
+fn make_cache(prepared: &Prepared) -> Result<ExpertCache, EngineError> {
+    let slab_classes: Vec<SlabClass> =
+        prepared.plan.classes.iter().map(|c| SlabClass { slot_bytes: c.slot_bytes, slots: c.slots }).collect();
+    let slabs = Slabs::allocate(&slab_classes)?;
+    Ok(ExpertCache::new(CacheParts {
+        reader: Arc::clone(&prepared.reader),
+        layout: &prepared.layout.experts,
+        classes: &prepared.classes,
+        memory: slabs.slots,
+        policy: &|slots| Box::new(Lru::new(slots)),
+        hold_wait: expert_cache::HOLD_WAIT,
+    })?)
+}
+
+/// The same number of experts of every layer, in file order: without routes to go by, no layer deserves more.
+fn preload_keys(prepared: &Prepared) -> Vec<ExpertKey> {
+    let layers = &prepared.layout.experts;
+    let mut keys: Vec<ExpertKey> = Vec::with_capacity(prepared.plan.preload as usize);
+    let widest = layers.iter().map(|l| l.experts).max().unwrap_or(0);
+    for expert in 0..widest {
+        for layer in layers.iter().filter(|l| expert < l.experts) {
+            if keys.len() as u64 == prepared.plan.preload {
+                return keys;
+            }
+            keys.push(ExpertKey::new(layer.layer.0, expert));
+        }
+    }
+    keys
+}
+
+fn preload(cache: &ExpertCache, prepared: &Prepared, progress: &OnProgress<'_>) -> Result<(u64, Bytes), EngineError> {
+    let keys = preload_keys(prepared);
+    if keys.is_empty() {
+        return Ok((0, Bytes(0)));
+    }
+    let per_expert = prepared.plan.cache.0 / prepared.plan.cache_slots.max(1);
+    let report = cache
+        .preload(&keys, &mut |p| progress(Step::Preload, p.experts_done * per_expert, p.experts_total * per_expert))?;
+    if report.is_cut_short {
+        return Err(EngineError::Interrupted);
+    }
+    Ok((report.experts, report.bytes))
+}

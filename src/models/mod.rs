@@ -1,6 +1,173 @@
-//! The architectures, one folder each, and what a graph asks of its surroundings (`supply`).
-//! Never imports `storage`: where weights came from is not a model's business.
+//! The architectures, one folder each, and what a graph asks of its surroundings (`supply`, `weights`, `metadata`).
+//! Never imports `storage`: where weights came from is not a model's business. Surprising fact: a session sees every
+//! architecture through the one trait here and owns nothing of a model but its tokens.
 
 pub mod blocks;
 pub mod deepseek41;
+pub mod metadata;
+pub mod probe;
 pub mod supply;
+pub mod weights;
+
+use std::sync::Arc;
+
+use crate::backend::{Backend, BackendError};
+use crate::units::TokenId;
+use metadata::{ConfigError, MetaValue, MetadataView};
+use probe::Probe;
+use supply::{ExpertSupply, RowSupply, SupplyError};
+use weights::{WeightSource, WeightsError};
+
+/// Why a model could not be opened or a forward pass failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    #[error(transparent)]
+    Supply(#[from] SupplyError),
+    #[error("token id {token} is not below the vocabulary of {vocab}; the prompt belongs to another model")]
+    Token { token: TokenId, vocab: usize },
+    #[error("{len} tokens and {more} more do not fit a context of {ctx}; use a larger --ctx")]
+    Context { len: usize, more: usize, ctx: usize },
+    #[error("n-gram table of layer {layer}, row {row}: {what}; the model file is damaged, check its hash")]
+    RowData { layer: usize, row: u64, what: String },
+    #[error("the model needs n-gram rows, but none are supplied")]
+    NoRows,
+    #[error("rows of the n-gram tables have {found} bytes, expected {expected}; the file does not fit its metadata")]
+    RowBytes { found: usize, expected: usize },
+    #[error("the supply lends {found} experts at a time, but a token routes {needed}; use a larger cache budget")]
+    LeaseTooSmall { found: usize, needed: usize },
+}
+
+/// For which rows of a forward pass logits are wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Want {
+    None,
+    Last,
+    All,
+}
+
+/// Receives `(position, logits of the vocabulary)`, by rising position.
+pub type LogitSink<'a> = dyn FnMut(usize, &[f32]) + Send + 'a;
+
+/// One sequence of tokens running through one model. Object safe, so that a session need not know the architecture.
+pub trait ModelRunner: Send {
+    /// `general.architecture` of the file.
+    fn arch(&self) -> &'static str;
+    /// Length of a logits row.
+    fn vocab(&self) -> usize;
+    /// Most tokens that the state can hold.
+    fn ctx(&self) -> usize;
+    /// Most rows that go through the layers together.
+    fn chunk(&self) -> usize;
+    /// Tokens in the state.
+    fn len(&self) -> usize;
+    /// Whether the state holds no token.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Memory that the buffers of this runner really take.
+    fn bytes(&self) -> RunnerBytes;
+    /// Forgets all tokens.
+    fn reset(&mut self);
+
+    /// Starts reading what `tokens` will need if they are the next ones. Costs nothing if the model has no tables.
+    fn prefetch_rows(&mut self, tokens: &[TokenId]) -> Result<(), ModelError>;
+
+    /// Appends `tokens`. After an error the state holds the tokens of the chunks that were completed (see `len`); the
+    /// failing chunk left no trace, and the next call works.
+    fn forward(
+        &mut self,
+        tokens: &[TokenId],
+        want: Want,
+        sink: &mut LogitSink<'_>,
+        probe: Option<&mut dyn Probe>,
+    ) -> Result<(), ModelError>;
+}
+
+/// Settings of a runner.
+#[derive(Clone, Copy, Debug)]
+pub struct RunnerOptions {
+    /// Most tokens of the sequence.
+    pub ctx: usize,
+    /// Most rows that go through the layers together.
+    pub chunk: usize,
+    /// Diagnostic: leave the rounding of cached rows out.
+    pub kv_exact: bool,
+}
+
+/// Memory of one runner, for the planner. Allocations equal it exactly.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RunnerBytes {
+    /// State that lives as long as the sequence.
+    pub kv: u64,
+    /// Work memory of a forward pass.
+    pub scratch: u64,
+}
+
+/// What a file of some architecture needs, before anything of it is loaded.
+pub trait ModelConfig: Send + Sync {
+    /// `general.architecture` of the file.
+    fn arch(&self) -> &'static str;
+    /// Length that the model was trained for.
+    fn positions_max(&self) -> usize;
+    /// Layers with routed experts, experts of each, experts a token uses.
+    fn expert_shape(&self) -> (usize, usize, usize);
+    /// Rows of all n-gram tables that one token asks for; 0 without tables.
+    fn rows_per_token(&self) -> usize;
+    /// Memory of a runner.
+    fn runner_bytes(&self, options: &RunnerOptions) -> RunnerBytes;
+    /// All tensors that the file must have.
+    fn tensor_specs(&self) -> Vec<weights::TensorSpec>;
+}
+
+/// A model on a device: makes runners that share its weights.
+pub trait Model<B: Backend>: Send + Sync {
+    /// A sequence of its own. `rows` is needed if the model has n-gram tables.
+    fn runner(
+        self: Arc<Self>,
+        options: RunnerOptions,
+        experts: Arc<dyn ExpertSupply<B>>,
+        rows: Option<Arc<dyn RowSupply>>,
+    ) -> Result<Box<dyn ModelRunner>, ModelError>;
+}
+
+/// Architectures that this build runs.
+pub const ARCHITECTURES: &[&str] = &[deepseek41::ARCH];
+
+/// `general.architecture`, if this build runs it.
+fn architecture(view: &dyn MetadataView) -> Result<&'static str, ConfigError> {
+    const KEY: &str = "general.architecture";
+    match view.get(KEY) {
+        Some(MetaValue::Text(arch)) => ARCHITECTURES
+            .iter()
+            .copied()
+            .find(|known| *known == arch)
+            .ok_or_else(|| ConfigError::Architecture { arch: arch.into(), supported: ARCHITECTURES.join(", ") }),
+        _ => Err(ConfigError::Missing { key: KEY.into() }),
+    }
+}
+
+/// Reads the configuration of a file of any supported architecture.
+pub fn config(view: &dyn MetadataView) -> Result<Box<dyn ModelConfig>, ConfigError> {
+    match architecture(view)? {
+        deepseek41::ARCH => Ok(Box::new(deepseek41::Config::from_metadata(view)?)),
+        other => unreachable!("{other} is listed but has no reader"),
+    }
+}
+
+/// Loads the resident weights of a file of any supported architecture.
+pub fn load<B: Backend>(
+    view: &dyn MetadataView,
+    backend: Arc<B>,
+    source: &dyn WeightSource,
+) -> Result<Arc<dyn Model<B>>, ModelError> {
+    match architecture(view)? {
+        deepseek41::ARCH => Ok(Arc::new(deepseek41::DeepSeek41::load(view, backend, source)?)),
+        other => unreachable!("{other} is listed but has no loader"),
+    }
+}

@@ -2,7 +2,7 @@
 //! Never says where bytes come from. The engine implements both traits over `storage`; tests implement them over memory.
 //! Surprising fact: experts are handed out in the order in which they land, but summed in router order.
 
-use crate::backend::cpu::matmul::MatView;
+use crate::backend::Backend;
 use crate::units::{ExpertIdx, LayerIdx};
 
 /// A supply could not deliver. The text names file, offset, layer and expert or row; the step that asked has failed,
@@ -12,15 +12,22 @@ use crate::units::{ExpertIdx, LayerIdx};
 pub struct SupplyError(pub Box<dyn std::error::Error + Send + Sync>);
 
 /// The three matrices of one routed expert.
-#[derive(Clone, Copy)]
-pub struct ExpertMats<'a> {
+pub struct ExpertMats<'a, B: Backend> {
     /// `[expert width, hidden]`.
-    pub gate: MatView<'a>,
+    pub gate: B::MatView<'a>,
     /// `[expert width, hidden]`.
-    pub up: MatView<'a>,
+    pub up: B::MatView<'a>,
     /// `[hidden, expert width]`.
-    pub down: MatView<'a>,
+    pub down: B::MatView<'a>,
 }
+
+impl<B: Backend> Clone for ExpertMats<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for ExpertMats<'_, B> {}
 
 /// Whether a request serves one token or a batch of rows; caches and counters treat them apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,8 +37,8 @@ pub enum Phase {
 }
 
 /// Routed experts of all layers.
-pub trait ExpertSupply: Send + Sync {
-    /// Most distinct experts that one lease may hold (at least the router's top-k).
+pub trait ExpertSupply<B: Backend>: Send + Sync {
+    /// Most distinct experts that leases held at the same time may hold together (at least the router's top-k).
     fn lease_max(&self) -> usize;
 
     /// Pins `ids` (distinct) of `layer` and starts, or joins, the reads of those not in memory. Returns at once.
@@ -40,17 +47,17 @@ pub trait ExpertSupply: Send + Sync {
         layer: LayerIdx,
         ids: &[ExpertIdx],
         phase: Phase,
-    ) -> Result<Box<dyn ExpertLease + '_>, SupplyError>;
+    ) -> Result<Box<dyn ExpertLease<B> + '_>, SupplyError>;
 }
 
 /// A hold on requested experts; dropping it ends the hold.
-pub trait ExpertLease {
+pub trait ExpertLease<B: Backend> {
     /// Position in the requested `ids` of an expert that is in memory and was not handed out before: present ones
     /// first, then each as its read lands (blocks). `None` when all were handed out.
     fn next_ready(&mut self) -> Result<Option<usize>, SupplyError>;
 
     /// The matrices of position `index`, which `next_ready` has handed out.
-    fn mats(&self, index: usize) -> ExpertMats<'_>;
+    fn mats(&self, index: usize) -> ExpertMats<'_, B>;
 }
 
 /// Rows of the disk-only tables (V4.1 Engram). Table numbers follow the order of the file's table layers.
@@ -59,8 +66,8 @@ pub trait RowSupply: Send + Sync {
     fn row_bytes(&self) -> usize;
 
     /// Starts reading: `rows_by_table[t]` are the rows wanted of table `t`, in any order, repeats allowed; all tables go
-    /// to the drive in one deep batch. Returns at once.
-    fn submit(&self, rows_by_table: &[Vec<u64>]) -> Result<Box<dyn RowTicket + '_>, SupplyError>;
+    /// to the drive in one deep batch. Returns at once; the ticket keeps alive what it needs.
+    fn submit(&self, rows_by_table: &[Vec<u64>]) -> Result<Box<dyn RowTicket>, SupplyError>;
 }
 
 /// Rows under way.

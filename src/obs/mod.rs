@@ -1,1 +1,8 @@
-//! To be filled.
+//! Counters, latency histograms and their snapshots: the one source of the report, the JSON file, the bench table and the metrics.
+//! Never prints and never decides. Surprising fact: a snapshot is not atomic; each number is right, their sum may be a read apart.
+
+pub mod counters;
+pub mod latency;
+
+pub use counters::{Counter, ReadCounters, ReadSnapshot, RowCounters, RowSnapshot};
+pub use latency::{Latency, LatencySummary};

@@ -3,6 +3,8 @@
 //! Surprising fact: the smallest magnitude is 8, not 0, so no value decodes to zero unless the whole block does.
 
 pub use super::iq2_grid::GRID;
+use super::iq2_search;
+use super::superblock::{SuperBlock, TooLarge};
 use half::f16;
 
 /// Values of a block.
@@ -50,4 +52,23 @@ pub fn decode(block: &[u8; BYTES], out: &mut [f32; VALUES]) {
             }
         }
     }
+}
+
+/// Encodes one block of finite values; `importance` weighs their squared errors.
+pub(super) fn encode(
+    values: &[f32; VALUES],
+    importance: Option<&[f32; VALUES]>,
+    out: &mut [u8; BYTES],
+) -> Result<(), TooLarge> {
+    let fitted = iq2_search::fit(&SuperBlock::new(values, importance))?;
+    out[..2].copy_from_slice(&fitted.d.to_le_bytes());
+    for (sub, bytes) in out[2..].chunks_exact_mut(8).enumerate() {
+        bytes[..4].copy_from_slice(&fitted.entries[4 * sub..][..4]);
+        let mut word = u32::from(fitted.scales[sub]) << 28;
+        for (group, signs) in fitted.signs[4 * sub..][..4].iter().enumerate() {
+            word |= u32::from(signs & 127) << (7 * group);
+        }
+        bytes[4..].copy_from_slice(&word.to_le_bytes());
+    }
+    Ok(())
 }

@@ -99,7 +99,8 @@ pub fn e4m3_from_f32(x: f32) -> u8 {
     sign | code
 }
 
-/// E2M1 code of `x`: nearest with ties to the even code, saturating at 6, sign kept (also of zero). NaN gives the code of 6.
+/// E2M1 code of `x`: nearest with ties to the even code, saturating at 6, sign kept (also of zero).
+/// NaN gives a code of magnitude 6.
 pub fn e2m1_from_f32(x: f32) -> u8 {
     let m = x.abs();
     // One comparison a boundary; `>=` where the upper neighbour has the even code.

@@ -2,10 +2,12 @@
 //! Never depends on files or backends. Surprising fact: a row of `n` values needs `n` to be a whole number of blocks,
 //! so which types a tensor may take depends on its innermost dimension.
 
+mod affine_fit;
 mod codec;
 pub mod fake;
 mod float;
 mod iq2_grid;
+mod iq2_search;
 pub mod iq2_xxs;
 pub mod minifloat;
 pub mod mxfp4;
@@ -14,8 +16,10 @@ pub mod q3_k;
 pub mod q4_k;
 pub mod q6_k;
 pub mod q8_0;
+mod signed_fit;
+mod superblock;
 
-pub use codec::{QuantError, dequantize_row};
+pub use codec::{QuantError, dequantize_row, quantize_row};
 
 use std::fmt;
 

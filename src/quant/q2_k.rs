@@ -2,6 +2,8 @@
 //! Never stores a negative minimum: values are `d * scale * q - dmin * min`.
 //! Surprising fact: the two factors stand at the end of the block, after scales and codes.
 
+use super::affine_fit::{self, Limits};
+use super::superblock::{SuperBlock, TooLarge};
 use half::f16;
 
 /// Values of a block.
@@ -30,4 +32,24 @@ pub fn decode(block: &[u8; BYTES], out: &mut [f32; VALUES]) {
             *y = scale * f32::from((byte >> shift) & 3) - min;
         }
     }
+}
+
+/// Encodes one block of finite values; `importance` weighs their squared errors.
+pub(super) fn encode(
+    values: &[f32; VALUES],
+    importance: Option<&[f32; VALUES]>,
+    out: &mut [u8; BYTES],
+) -> Result<(), TooLarge> {
+    let fitted = affine_fit::fit::<16>(&SuperBlock::new(values, importance), Limits { code_max: 3, scale_max: 15 })?;
+    out.fill(0);
+    for (byte, (scale, min)) in out.iter_mut().zip(fitted.scales.iter().zip(&fitted.mins)) {
+        *byte = scale | min << 4;
+    }
+    for (i, code) in fitted.codes.iter().enumerate() {
+        let (byte, shift) = code_position(i);
+        out[16 + byte] |= code << shift;
+    }
+    out[80..82].copy_from_slice(&fitted.d.to_le_bytes());
+    out[82..].copy_from_slice(&fitted.dmin.to_le_bytes());
+    Ok(())
 }

@@ -3,6 +3,8 @@
 //! nothing is subtracted.
 
 use super::q2_k::code_position;
+use super::signed_fit::{self, Limits};
+use super::superblock::{SuperBlock, TooLarge};
 use half::f16;
 
 /// Values of a block.
@@ -48,4 +50,24 @@ pub fn decode(block: &[u8; BYTES], out: &mut [f32; VALUES]) {
             *y = scale * f32::from(code as i8 - 4);
         }
     }
+}
+
+/// Encodes one block of finite values; `importance` weighs their squared errors.
+pub(super) fn encode(
+    values: &[f32; VALUES],
+    importance: Option<&[f32; VALUES]>,
+    out: &mut [u8; BYTES],
+) -> Result<(), TooLarge> {
+    const LIMITS: Limits = Limits { code_half: 4.0, scale_half: 32.0, targets: &[2.5, 2.9, 3.3, 3.7, 4.1, 4.5] };
+    let fitted = signed_fit::fit(&SuperBlock::new(values, importance), LIMITS)?;
+    out.fill(0);
+    for (i, code) in fitted.codes.iter().enumerate() {
+        let code = (code + 4) as u8;
+        let (byte, shift) = code_position(i);
+        out[32 + byte] |= (code & 3) << shift;
+        out[i % 32] |= (code >> 2) << (i / 32);
+    }
+    out[96..108].copy_from_slice(&pack_scales(&fitted.scales));
+    out[108..].copy_from_slice(&fitted.d.to_le_bytes());
+    Ok(())
 }

@@ -2,6 +2,8 @@
 //! Never stores a negative minimum: values are `d * scale * q - dmin * min`.
 //! Surprising fact: the upper two bits of the last four scales and minima hide in the bytes of the first four.
 
+use super::affine_fit::{self, Limits};
+use super::superblock::{SuperBlock, TooLarge};
 use half::f16;
 
 /// Values of a block.
@@ -52,4 +54,23 @@ pub fn decode(block: &[u8; BYTES], out: &mut [f32; VALUES]) {
             }
         }
     }
+}
+
+/// Encodes one block of finite values; `importance` weighs their squared errors.
+pub(super) fn encode(
+    values: &[f32; VALUES],
+    importance: Option<&[f32; VALUES]>,
+    out: &mut [u8; BYTES],
+) -> Result<(), TooLarge> {
+    let fitted = affine_fit::fit::<32>(&SuperBlock::new(values, importance), Limits { code_max: 15, scale_max: 63 })?;
+    out[..2].copy_from_slice(&fitted.d.to_le_bytes());
+    out[2..4].copy_from_slice(&fitted.dmin.to_le_bytes());
+    let ([scales, _], [mins, _]) = (fitted.scales.as_chunks().0, fitted.mins.as_chunks().0) else { unreachable!() };
+    out[4..16].copy_from_slice(&pack_scales(scales, mins));
+    for (bytes, codes) in out[16..].chunks_exact_mut(32).zip(fitted.codes.chunks_exact(64)) {
+        for (i, byte) in bytes.iter_mut().enumerate() {
+            *byte = codes[i] | codes[i + 32] << 4;
+        }
+    }
+    Ok(())
 }

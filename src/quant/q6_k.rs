@@ -2,6 +2,8 @@
 //! Never has a minimum. Surprising fact: the low nibbles of value `i` and of value `i + 64` share a byte, while the
 //! high bit pairs of `i`, `i + 32`, `i + 64`, `i + 96` share one.
 
+use super::signed_fit::{self, Limits};
+use super::superblock::{SuperBlock, TooLarge};
 use half::f16;
 
 /// Values of a block.
@@ -35,4 +37,31 @@ pub fn decode(block: &[u8; BYTES], out: &mut [f32; VALUES]) {
             *y = scale * f32::from(code as i8 - 32);
         }
     }
+}
+
+/// Encodes one block of finite values; `importance` weighs their squared errors.
+pub(super) fn encode(
+    values: &[f32; VALUES],
+    importance: Option<&[f32; VALUES]>,
+    out: &mut [u8; BYTES],
+) -> Result<(), TooLarge> {
+    const LIMITS: Limits = Limits {
+        code_half: 32.0,
+        scale_half: 128.0,
+        targets: &[26.5, 27.2, 27.9, 28.6, 29.3, 30.0, 30.7, 31.4, 32.1, 32.5],
+    };
+    let fitted = signed_fit::fit(&SuperBlock::new(values, importance), LIMITS)?;
+    out.fill(0);
+    for (i, code) in fitted.codes.iter().enumerate() {
+        let code = (code + 32) as u8;
+        let (low, low_shift) = low_position(i);
+        let (high, high_shift) = high_position(i);
+        out[low] |= (code & 15) << low_shift;
+        out[128 + high] |= (code >> 4) << high_shift;
+    }
+    for (byte, scale) in out[192..208].iter_mut().zip(&fitted.scales) {
+        *byte = *scale as u8;
+    }
+    out[208..].copy_from_slice(&fitted.d.to_le_bytes());
+    Ok(())
 }

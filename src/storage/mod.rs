@@ -1,5 +1,10 @@
 //! Files and what is cached of them: GGUF, resident weights, row tables, expert cache, readers.
 //! Never imports `backend` or `models`: it fills memory that others lend it.
 
+pub mod convert;
+pub mod expert_cache;
 pub mod gguf;
 pub mod layout;
+pub mod reader;
+pub mod row_table;
+pub mod weights;

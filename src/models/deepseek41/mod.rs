@@ -1,1 +1,25 @@
-//! DeepSeek V4.1: see the spec section named at the top of each file.
+//! DeepSeek V4.1 text models. Each file names the section of the specification that it implements: `config` 1.1, 1.3;
+//! `schedule` 1.2; `weights` 2; `pass` 3.1, 3.3; `hyper_connections` 3.2; `attention` 3.4, 3.5, 3.8; `compressor` 3.6;
+//! `indexer` 3.7; `moe` 3.9; `head` 3.11; `runner` 3.13; `engram` 4; `kv` 5.
+//! Never rounds activations to BF16 (spec 3.12 lists where the published code does): they stay F32, as in the golden
+//! values. Surprising fact: only what is cached is rounded (spec 3.10), and that rounding is part of the model.
+
+mod attention;
+pub mod chat;
+mod compressor;
+mod config;
+mod engram;
+mod head;
+mod hyper_connections;
+mod indexer;
+mod kv;
+mod moe;
+mod pass;
+mod runner;
+mod schedule;
+mod weights;
+mod workspace;
+
+pub use config::{ARCH, Config, EngramConfig, Yarn};
+pub use runner::DeepSeek41;
+pub use schedule::LayerPlan;

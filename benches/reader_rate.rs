@@ -1,0 +1,165 @@
+//! What the reader gets out of a drive: random experts of V4.1 Q2 shape and random table rows, by kind, piece and depth.
+//! Run: `cargo bench --bench reader_rate -- FILE [SECONDS [short]]`; `short` measures the defaults only, to alternate with fio.
+//! Surprising fact: lines with `direct=false` measure the drive only when the file is larger than memory, else the page cache.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use ds4::storage::layout::{Extent, TableLayout};
+use ds4::storage::reader::*;
+use ds4::storage::row_table::{RowTables, WINDOW_BLOCKS};
+use ds4::units::{ExpertKey, LayerIdx};
+
+/// Gate, up and down slices of one V4.1 Q2 expert.
+const PARTS: [u64; 3] = [3_041_280, 3_041_280, 3_870_720];
+/// Experts asked for at once: one layer of a decode step.
+const EXPERTS_AT_ONCE: u64 = 6;
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 20) % n
+    }
+}
+
+fn cpu_seconds() -> f64 {
+    // Fields 14 and 15 of /proc/self/stat: user and system time in clock ticks of 1/100 s.
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+    let ticks = |i: usize| fields.get(i).and_then(|f| f.parse::<f64>().ok()).unwrap_or(0.0);
+    (ticks(11) + ticks(12)) / 100.0
+}
+
+/// Keeps `EXPERTS_AT_ONCE` experts under way for `span`; bytes wanted and seconds.
+fn experts(reader: &dyn Reader, file_bytes: u64, span: Duration) -> (u64, f64) {
+    let gather = Gather::new();
+    let mut random = Random(7);
+    let mut regions: Vec<DestRegion> = (0..EXPERTS_AT_ONCE * 3)
+        .map(|i| {
+            let bytes = reader.alignment().region_bytes_max(PARTS[i as usize % 3]).expect("small");
+            DestRegion::anonymous(bytes).expect("memory")
+        })
+        .collect();
+    let mut request = |part: usize, region: DestRegion| {
+        let len = PARTS[part];
+        let offset = random.below((file_bytes - len) / len) * len;
+        let label = ReadLabel::Expert { key: ExpertKey::new(0, 0), part: ExpertPart::Gate };
+        let (lane, class) = (Lane::Bulk, ReadClass::Demand);
+        ReadRequest { extent: Extent { offset, len }, lane, class, label, region, tag: part as u64 }
+    };
+    let begun = Instant::now();
+    let batch: Vec<_> = regions.drain(..).enumerate().map(|(i, region)| request(i % 3, region)).collect();
+    let (mut under_way, mut bytes) = (batch.len(), 0);
+    reader.submit(batch, gather.clone());
+    while under_way > 0 {
+        let (tag, result) = gather.next();
+        let landed = result.expect("the drive reads");
+        bytes += landed.len as u64;
+        if begun.elapsed() < span {
+            reader.submit(vec![request(tag as usize, landed.region)], gather.clone());
+        } else {
+            under_way -= 1;
+        }
+    }
+    (bytes, begun.elapsed().as_secs_f64())
+}
+
+/// Batches of `batch` random rows one after another for `span`; rows and seconds.
+fn rows(rows: &RowTables, batch: usize, span: Duration) -> (u64, f64) {
+    let mut random = Random(9);
+    let mut out = vec![0; batch * 264];
+    let begun = Instant::now();
+    let mut done = 0;
+    while begun.elapsed() < span {
+        let asked = (0..batch).map(|_| random.below(rows.tables()[0].rows)).collect();
+        rows.submit(&[asked]).and_then(|mut ticket| ticket.wait(0, &mut out)).expect("the drive reads");
+        done += batch as u64;
+    }
+    (done, begun.elapsed().as_secs_f64())
+}
+
+fn bench_experts(path: &Path, file_bytes: u64, options: &ReaderOptions, span: Duration) {
+    let reader = match open_reader(path, options) {
+        Ok(reader) => reader,
+        Err(error) => return println!("{error}"),
+    };
+    let cpu = cpu_seconds();
+    let (bytes, seconds) = experts(&*reader, file_bytes, span);
+    let cpu = cpu_seconds() - cpu;
+    let gb = bytes as f64 / 1e9;
+    let c = reader.counters().snapshot();
+    println!(
+        "experts {:?} direct={:<5} piece {:>4} KiB, {:>2} MiB under way, {} rings: {:6.3} GB/s, {:.3} core per GB/s, p50 {:.2} ms, p99 {:.2} ms",
+        reader.kind(),
+        reader.is_direct(),
+        options.limits.piece_bytes >> 10,
+        options.bytes_under_way_max >> 20,
+        options.rings,
+        gb / seconds,
+        cpu / gb,
+        c.latency.ms_p50,
+        c.latency.ms_p99
+    );
+}
+
+fn bench_rows(path: &Path, file_bytes: u64, options: &ReaderOptions, batch: usize, span: Duration) {
+    let reader = match open_reader(path, options) {
+        Ok(reader) => reader,
+        Err(error) => return println!("{error}"),
+    };
+    let table = TableLayout { layer: LayerIdx(1), offset: 1000, row_bytes: 264, rows: (file_bytes - 1000) / 264 };
+    let tables = RowTables::new(reader.clone(), &[table], WINDOW_BLOCKS).expect("a table over the file");
+    let cpu = cpu_seconds();
+    let (done, seconds) = rows(&tables, batch, span);
+    let cpu = cpu_seconds() - cpu;
+    println!(
+        "rows {:?} direct={:<5} depth {:>3}, batch {batch:>5}: {:8.0} rows/s, {:7.3} ms a batch, {:.2} us processor a row, p50 {:.3} ms",
+        reader.kind(),
+        reader.is_direct(),
+        options.depth,
+        done as f64 / seconds,
+        seconds * 1e3 * batch as f64 / done as f64,
+        cpu * 1e6 / done as f64,
+        reader.counters().snapshot().latency.ms_p50
+    );
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    let Some(path) = args.first() else {
+        return println!("usage: cargo bench --bench reader_rate -- FILE [SECONDS [short]]");
+    };
+    let path = Path::new(path);
+    let span = Duration::from_secs_f64(args.get(1).and_then(|s| s.parse().ok()).unwrap_or(1.0));
+    let file_bytes = std::fs::metadata(path).map_or(0, |m| m.len());
+    if file_bytes < 64 << 20 {
+        return println!("{} is missing or smaller than 64 MiB", path.display());
+    }
+    let base = ReaderOptions::default();
+    if args.get(2).is_some_and(|mode| mode == "short") {
+        bench_experts(path, file_bytes, &base, span);
+        bench_rows(path, file_bytes, &base, 48, span);
+        return bench_rows(path, file_bytes, &base, 49_152, span);
+    }
+    for (piece_kib, under_way_mib, rings) in
+        [(128, 4, 1), (256, 8, 1), (512, 8, 1), (512, 16, 1), (512, 16, 2), (1024, 32, 1), (1024, 32, 2)]
+    {
+        let limits = PoolLimits { piece_bytes: piece_kib << 10, ..base.limits };
+        let options = ReaderOptions { limits, rings, bytes_under_way_max: under_way_mib << 20, ..base };
+        bench_experts(path, file_bytes, &options, span);
+    }
+    for (io, direct) in [
+        (ReaderChoice::Uring, DirectChoice::Off),
+        (ReaderChoice::Pread, DirectChoice::Auto),
+        (ReaderChoice::Pread, DirectChoice::Off),
+    ] {
+        bench_experts(path, file_bytes, &ReaderOptions { io, direct, ..base }, span);
+    }
+    for io in [ReaderChoice::Uring, ReaderChoice::Pread] {
+        for (batch, depth) in [(48, 48), (48, 128), (49_152, 32), (49_152, 128), (49_152, 256)] {
+            bench_rows(path, file_bytes, &ReaderOptions { io, depth, ..base }, batch, span);
+        }
+    }
+}

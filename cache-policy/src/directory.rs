@@ -1,0 +1,266 @@
+//! Which experts are cached, and what each request evicts. Owns one policy a size class and the epoch of the steps.
+//! Never holds bytes, slots or locks; a caller that keeps its own state beside it applies the placements it is told.
+//! Surprising fact: nobody announces a token. A request for the same or an earlier layer starts the next epoch.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use crate::ids::{ExpertIdx, ExpertKey, LayerIdx};
+use crate::policy::{Epoch, Policy};
+
+/// Layers whose experts have the same size share slots.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ClassShape {
+    /// Layers of the class with their number of experts.
+    pub layers: Vec<(LayerIdx, u16)>,
+    /// Slots of the class.
+    pub slots: usize,
+}
+
+/// What a request does about one expert.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Placement {
+    /// The expert is cached.
+    Hit,
+    /// The expert takes a free slot, or the slot of the victim.
+    Fill {
+        /// Who left for it; `None` when a slot was free.
+        evict: Option<ExpertKey>,
+    },
+}
+
+/// A request that no cache of this model could serve. Nothing has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum RouteError {
+    /// The layer routes no experts.
+    #[error("layer {} has no routed experts; the route belongs to another model", layer.0)]
+    UnknownLayer {
+        /// Asked.
+        layer: LayerIdx,
+    },
+    /// The expert index is past the layer's count.
+    #[error("{key} does not exist: the layer has {experts} experts; the route belongs to another model")]
+    UnknownExpert {
+        /// Asked.
+        key: ExpertKey,
+        /// Experts of the layer.
+        experts: u16,
+    },
+    /// An expert is named twice in one request.
+    #[error("{key} is requested twice at once; name each expert once")]
+    Duplicate {
+        /// Named twice.
+        key: ExpertKey,
+    },
+    /// More experts at once than slots.
+    #[error("{asked} experts of layer {} requested at once, but their class has {slots} slots; ask for fewer at a time", layer.0)]
+    TooMany {
+        /// Layer asked.
+        layer: LayerIdx,
+        /// Experts asked.
+        asked: usize,
+        /// Slots of the class.
+        slots: usize,
+    },
+}
+
+struct Class {
+    policy: Box<dyn Policy>,
+    slots: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Layer {
+    class: usize,
+    experts: u16,
+    /// Dense number of the layer's expert 0.
+    base: usize,
+}
+
+/// The set of cached experts and the rule by which it changes.
+pub struct Directory {
+    classes: Vec<Class>,
+    /// By layer index; `None` where a layer routes nothing.
+    layers: Vec<Option<Layer>>,
+    present: Vec<bool>,
+    /// Serial of the last request that named the expert: finds repeats, protects the request from itself.
+    wanted: Vec<u64>,
+    serial: u64,
+    epoch: Epoch,
+    last_layer: Option<LayerIdx>,
+}
+
+impl Directory {
+    /// An empty directory; `policy(slots)` is called once a class. A layer must appear in one class only.
+    pub fn new(shapes: &[ClassShape], policy: &dyn Fn(usize) -> Box<dyn Policy>) -> Self {
+        let mut layers: Vec<Option<Layer>> = Vec::new();
+        let mut experts_total = 0;
+        for (class, shape) in shapes.iter().enumerate() {
+            for &(layer, experts) in &shape.layers {
+                let at = usize::from(layer.0);
+                if layers.len() <= at {
+                    layers.resize(at + 1, None);
+                }
+                assert!(layers[at].is_none(), "layer {at} is in two size classes");
+                layers[at] = Some(Layer { class, experts, base: experts_total });
+                experts_total += usize::from(experts);
+            }
+        }
+        let classes = shapes.iter().map(|s| Class { policy: policy(s.slots), slots: s.slots }).collect();
+        Self {
+            classes,
+            layers,
+            present: alloc::vec![false; experts_total],
+            wanted: alloc::vec![0; experts_total],
+            serial: 0,
+            epoch: Epoch(0),
+            last_layer: None,
+        }
+    }
+
+    /// Epoch of the last request.
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Experts of all layers.
+    pub fn experts_total(&self) -> usize {
+        self.present.len()
+    }
+
+    /// Dense number of `key`, below `experts_total`; `None` for a key that the model does not have.
+    pub fn index_of(&self, key: ExpertKey) -> Option<usize> {
+        let layer = self.layer(key.layer).ok()?;
+        (key.expert.0 < layer.experts).then(|| layer.base + usize::from(key.expert.0))
+    }
+
+    /// Size class of `layer`.
+    pub fn class_of(&self, layer: LayerIdx) -> Option<usize> {
+        self.layer(layer).ok().map(|l| l.class)
+    }
+
+    /// Whether `key` is cached (or on its way).
+    pub fn contains(&self, key: ExpertKey) -> bool {
+        self.index_of(key).is_some_and(|i| self.present[i])
+    }
+
+    /// Cached experts of `class`.
+    pub fn len(&self, class: usize) -> usize {
+        self.classes[class].policy.len()
+    }
+
+    /// Whether nothing is cached.
+    pub fn is_empty(&self) -> bool {
+        self.classes.iter().all(|c| c.policy.is_empty())
+    }
+
+    /// Checks a request without changing anything that a later request could see.
+    pub fn check(&mut self, layer: LayerIdx, ids: &[ExpertIdx]) -> Result<(), RouteError> {
+        let shape = self.layer(layer)?;
+        let slots = self.classes[shape.class].slots;
+        if ids.len() > slots {
+            return Err(RouteError::TooMany { layer, asked: ids.len(), slots });
+        }
+        self.serial += 1;
+        for &expert in ids {
+            let key = ExpertKey { layer, expert };
+            if expert.0 >= shape.experts {
+                return Err(RouteError::UnknownExpert { key, experts: shape.experts });
+            }
+            let wanted = &mut self.wanted[shape.base + usize::from(expert.0)];
+            if *wanted == self.serial {
+                return Err(RouteError::Duplicate { key });
+            }
+            *wanted = self.serial;
+        }
+        Ok(())
+    }
+
+    /// Serves `ids` of `layer`: writes one placement per id to `out` (cleared first), as `ids` are ordered. Cached ones
+    /// are touched first, so that no victim is one of them. `is_held` names keys that must stay; the caller makes sure
+    /// that held keys and this request fit the class together.
+    pub fn request(
+        &mut self,
+        layer: LayerIdx,
+        ids: &[ExpertIdx],
+        is_held: &mut dyn FnMut(ExpertKey) -> bool,
+        out: &mut Vec<Placement>,
+    ) -> Result<(), RouteError> {
+        self.check(layer, ids)?;
+        out.clear();
+        let shape = self.layer(layer)?;
+        if self.last_layer.is_none_or(|last| layer <= last) {
+            self.epoch.0 += 1;
+        }
+        self.last_layer = Some(layer);
+        let epoch = self.epoch;
+        for &expert in ids {
+            if self.present[shape.base + usize::from(expert.0)] {
+                self.classes[shape.class].policy.touch(ExpertKey { layer, expert }, epoch);
+            }
+        }
+        for &expert in ids {
+            let index = shape.base + usize::from(expert.0);
+            if self.present[index] {
+                out.push(Placement::Hit);
+                continue;
+            }
+            let evict = self.make_room(shape.class, is_held);
+            self.classes[shape.class].policy.insert(ExpertKey { layer, expert }, epoch);
+            self.present[index] = true;
+            out.push(Placement::Fill { evict });
+        }
+        Ok(())
+    }
+
+    /// Adds `keys` without a use, most wanted first: the last of them are the first to leave. All must be absent, known and
+    /// fit into free slots.
+    pub fn preload(&mut self, keys: &[ExpertKey]) {
+        // Before the first request policies order by insertion; afterwards each preloaded key goes behind the one before.
+        if self.epoch == Epoch(0) {
+            keys.iter().rev().for_each(|&key| self.preload_one(key));
+        } else {
+            keys.iter().for_each(|&key| self.preload_one(key));
+        }
+    }
+
+    fn preload_one(&mut self, key: ExpertKey) {
+        let index = self.index_of(key).expect("preload of an expert that the model does not have");
+        let class = self.class_of(key.layer).expect("its layer is known");
+        let class = &mut self.classes[class];
+        assert!(
+            !self.present[index] && class.policy.len() < class.slots,
+            "preload of {key} without a free slot for it"
+        );
+        // Epoch 0 precedes every request: a preloaded expert is pinned by nothing.
+        class.policy.insert(key, Epoch(0));
+        self.present[index] = true;
+    }
+
+    /// Takes out an expert whose bytes did not arrive.
+    pub fn forget(&mut self, key: ExpertKey) {
+        let Some(index) = self.index_of(key) else { return };
+        let Some(class) = self.class_of(key.layer) else { return };
+        self.classes[class].policy.remove(key);
+        self.present[index] = false;
+    }
+
+    fn layer(&self, layer: LayerIdx) -> Result<Layer, RouteError> {
+        self.layers.get(usize::from(layer.0)).copied().flatten().ok_or(RouteError::UnknownLayer { layer })
+    }
+
+    /// Frees one place in `class` if it is full; says who left.
+    fn make_room(&mut self, class: usize, is_held: &mut dyn FnMut(ExpertKey) -> bool) -> Option<ExpertKey> {
+        if self.classes[class].policy.len() < self.classes[class].slots {
+            return None;
+        }
+        let (wanted, serial, layers) = (&self.wanted, self.serial, &self.layers);
+        let index = |key: ExpertKey| layers[usize::from(key.layer.0)].map(|l| l.base + usize::from(key.expert.0));
+        let mut must_stay = |key: ExpertKey| index(key).is_some_and(|i| wanted[i] == serial) || is_held(key);
+        let victim = self.classes[class].policy.victim(self.epoch, &mut must_stay);
+        let victim = victim.expect("the caller keeps held experts and the request within the slots");
+        let left = index(victim).expect("a victim was inserted through this directory");
+        self.present[left] = false;
+        Some(victim)
+    }
+}

@@ -1,0 +1,316 @@
+//! Argument structs of the ops: inputs and shapes, one struct an op. Outputs are separate arguments of the trait.
+//! Never holds host memory. Surprising fact: positions are never stored; row `r` of a chunk is at `first_pos + r`.
+
+use std::ops::Range;
+
+use super::Backend;
+
+/// Rows of an embedding table.
+pub struct Embed<'a, B: Backend> {
+    /// `[vocab, hidden]`.
+    pub table: B::MatView<'a>,
+    /// `[rows]` token ids, each below the table's rows.
+    pub ids: &'a B::Ids,
+    pub rows: usize,
+    /// How often each row is written (parallel residual streams).
+    pub copies: usize,
+}
+
+/// Product with a weight matrix. With `groups > 1` the matrix is that many equal blocks of rows, and each block reads
+/// its own part of an input row.
+/// (The matrix has a lifetime of its own: a lender's may be longer than the work buffer's.)
+pub struct Matmul<'w, 'a, B: Backend> {
+    /// `[outputs, inputs of one group]`.
+    pub w: B::MatView<'w>,
+    /// `[rows, groups, inputs of one group]`.
+    pub x: &'a B::Buf,
+    pub rows: usize,
+    pub groups: usize,
+}
+
+/// `x * rsqrt(mean(x^2) + eps) * weight` for each row.
+pub struct RmsNorm<'a, B: Backend> {
+    /// `[rows, width]`.
+    pub x: &'a B::Buf,
+    /// `[width]`.
+    pub weight: &'a B::Buf,
+    pub rows: usize,
+    pub width: usize,
+    pub eps: f32,
+}
+
+/// Rotation of interleaved pairs in the last `rotary` values of each head.
+pub struct Rope<'a, B: Backend> {
+    /// `[rotary / 2]` angle per position.
+    pub freqs: &'a B::Buf,
+    pub rows: usize,
+    pub heads: usize,
+    pub width: usize,
+    pub rotary: usize,
+    pub first_pos: usize,
+    /// Positions from one row to the next.
+    pub pos_step: usize,
+    /// Rotate backwards.
+    pub inverse: bool,
+}
+
+/// Number formats of the caches (values are rounded to them and kept as F32).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CacheFormat {
+    /// E4M3 with a power-of-two scale for each 32 values.
+    Fp8Block32,
+    /// E2M1 with a power-of-two scale for each 32 values.
+    Fp4Block32,
+    /// E2M1 with an E4M3 scale for each 16 values.
+    Fp4Block16,
+}
+
+/// Rounding of freshly computed cache rows.
+pub struct RoundCache {
+    pub format: CacheFormat,
+    /// Values from the start of the buffer, whole blocks.
+    pub values: usize,
+}
+
+/// Copy of rows to `slot = (first_slot + r) mod slots`.
+pub struct StoreRows<'a, B: Backend> {
+    /// `[rows, width]`.
+    pub src: &'a B::Buf,
+    pub rows: usize,
+    pub width: usize,
+    pub first_slot: usize,
+    pub slots: usize,
+}
+
+/// Softmax-gated sum of tokens (2j, 2j+1), channel by channel.
+pub struct PoolPairs<'a, B: Backend> {
+    /// `[rows, width]`.
+    pub values: &'a B::Buf,
+    /// `[rows, width]`.
+    pub gates: &'a B::Buf,
+    /// `[width]` of the token before row 0, read only if `first_pos` is odd.
+    pub open_values: &'a B::Buf,
+    /// `[width]`, likewise.
+    pub open_gates: &'a B::Buf,
+    pub rows: usize,
+    pub width: usize,
+    pub first_pos: usize,
+}
+
+/// Where pooled pairs go.
+pub struct PairsOut<'a, B: Backend> {
+    /// `[closed pairs, width]`.
+    pub pooled: &'a mut B::Buf,
+    /// `[width]`: the last row, written if it leaves a pair open.
+    pub open_values: &'a mut B::Buf,
+    /// `[width]`, likewise.
+    pub open_gates: &'a mut B::Buf,
+}
+
+/// From raw mix values to coefficients: norm factor, scale, base, sigmoid, Sinkhorn.
+pub struct HcCoefficients<'a, B: Backend> {
+    /// `[rows, streams, hidden]`, for the norm factor.
+    pub streams: &'a B::Buf,
+    /// `[rows, streams * (streams + 2)]`: the mix matrix applied to the raw streams.
+    pub mix: &'a B::Buf,
+    /// `[streams * (streams + 2)]`.
+    pub base: &'a B::Buf,
+    /// `[3]`: for pre, post and combination.
+    pub scale: &'a B::Buf,
+    pub rows: usize,
+    pub stream_count: usize,
+    pub hidden: usize,
+    pub rms_eps: f32,
+    pub hc_eps: f32,
+    pub iterations: usize,
+}
+
+/// Where coefficients go.
+pub struct HcOut<'a, B: Backend> {
+    /// `[rows, streams]`.
+    pub pre: &'a mut B::Buf,
+    /// `[rows, streams]`.
+    pub post: &'a mut B::Buf,
+    /// `[rows, streams (source), streams (destination)]`.
+    pub comb: &'a mut B::Buf,
+}
+
+/// Weighted sum over the streams.
+pub struct HcCollapse<'a, B: Backend> {
+    /// `[rows, streams, hidden]`.
+    pub streams: &'a B::Buf,
+    /// `[rows, streams]`.
+    pub weights: &'a B::Buf,
+    pub rows: usize,
+    pub stream_count: usize,
+    pub hidden: usize,
+}
+
+/// `R'[i] = post_i * y + sum_j comb[j][i] * R[j]`.
+pub struct HcExpand<'a, B: Backend> {
+    /// `[rows, hidden]`.
+    pub y: &'a B::Buf,
+    /// `[rows, streams]`.
+    pub post: &'a B::Buf,
+    /// `[rows, streams, streams]`.
+    pub comb: &'a B::Buf,
+    pub rows: usize,
+    pub stream_count: usize,
+    pub hidden: usize,
+}
+
+/// Which compressed rows a token sees: groups of `ratio` tokens that are complete at its position.
+#[derive(Clone, Copy, Debug)]
+pub struct Visibility {
+    /// Position of the chunk's row 0.
+    pub first_pos: usize,
+    pub ratio: usize,
+}
+
+impl Visibility {
+    /// Complete groups for chunk row `row`.
+    pub fn groups(self, row: usize) -> usize {
+        (self.first_pos + row + 1) / self.ratio
+    }
+}
+
+/// Strides of score rows are multiples of this: the keys that one task scores, enough to outweigh waking a worker and
+/// few enough to balance a single row.
+pub const SCORE_STRIDE: usize = 256;
+
+/// `sum_h weight_h * max(0, q_h . key)` for each visible key.
+pub struct IndexScores<'a, B: Backend> {
+    /// `[all rows, heads, width]`.
+    pub q: &'a B::Buf,
+    /// `[all rows, heads]`.
+    pub head_weights: &'a B::Buf,
+    /// `[keys, width]`.
+    pub keys: &'a B::Buf,
+    /// Rows of the chunk that are scored; the first of them is row 0 of the scores.
+    pub rows: Range<usize>,
+    pub heads: usize,
+    pub width: usize,
+    pub visible: Visibility,
+    /// Factor of every score.
+    pub scale: f32,
+    /// Scores from one row to the next, a multiple of `SCORE_STRIDE`.
+    pub stride: usize,
+}
+
+/// Best blocks of neighbouring keys; the newest block always counts as the best.
+pub struct CandidateBlocks<'a, B: Backend> {
+    /// `[rows, stride]`; `None` if every row sees at most `blocks_max` blocks.
+    pub scores: Option<&'a B::Buf>,
+    pub rows: Range<usize>,
+    pub visible: Visibility,
+    pub stride: usize,
+    /// Keys in a block.
+    pub block: usize,
+    pub blocks_max: usize,
+    /// Words of 32 bits of one row's mask.
+    pub words: usize,
+}
+
+/// The `k` best keys of each row, lower index first among equals.
+pub struct SelectRows<'a, B: Backend> {
+    /// `[rows, stride]`; `None` if every row sees at most `k` keys.
+    pub scores: Option<&'a B::Buf>,
+    /// Keys outside these blocks are left out.
+    pub mask: Option<&'a B::Ids>,
+    pub rows: Range<usize>,
+    pub visible: Visibility,
+    pub stride: usize,
+    pub k: usize,
+    /// Keys in a block of the mask.
+    pub block: usize,
+    /// Words of 32 bits of one row's mask.
+    pub words: usize,
+}
+
+/// Compressed rows of an attention.
+pub struct Compressed<'a, B: Backend> {
+    /// `[groups, width]`, keys and values alike.
+    pub rows: &'a B::Buf,
+    /// `[rows, k]`, -1 behind the last.
+    pub selected: &'a B::Ids,
+    pub k: usize,
+}
+
+/// One shared key = value row a token; all heads read it. The softmax also counts a sink logit a head.
+pub struct Attention<'a, B: Backend> {
+    /// `[rows, heads, width]`.
+    pub q: &'a B::Buf,
+    /// `[window_slots, width]`: position `p` is in slot `p mod window_slots`.
+    pub window: &'a B::Buf,
+    pub window_slots: usize,
+    /// Positions that a token sees of the window, itself included.
+    pub window_len: usize,
+    pub compressed: Option<Compressed<'a, B>>,
+    /// `[heads]`.
+    pub sinks: &'a B::Buf,
+    pub rows: usize,
+    pub heads: usize,
+    pub width: usize,
+    pub first_pos: usize,
+    pub scale: f32,
+}
+
+/// `score = sqrt(softplus(logit))`; the bias takes part in the choice, not in the weights.
+pub struct Route<'a, B: Backend> {
+    /// `[rows, experts]`.
+    pub logits: &'a B::Buf,
+    /// `[experts]`.
+    pub bias: &'a B::Buf,
+    pub rows: usize,
+    pub experts: usize,
+    pub k: usize,
+    /// Factor of the weights.
+    pub scale: f32,
+    /// Whether weights are divided by their sum.
+    pub normalise: bool,
+}
+
+/// Moves rows named by `indices[range]`.
+pub struct MoveRows<'a, B: Backend> {
+    /// `[.., width]`.
+    pub src: &'a B::Buf,
+    pub indices: &'a B::Ids,
+    pub range: Range<usize>,
+    pub width: usize,
+}
+
+/// Clamped SwiGLU: the gate is clamped above only, the other factor on both sides.
+pub struct SwiGlu<'a, B: Backend> {
+    pub up: &'a B::Buf,
+    pub values: usize,
+    pub limit: f32,
+}
+
+/// Sum of expert outputs.
+pub struct CombineExperts<'a, B: Backend> {
+    /// `[rows, k, width]` in router order.
+    pub outputs: &'a B::Buf,
+    /// `[rows, k]`.
+    pub weights: &'a B::Buf,
+    /// `[rows, width]`.
+    pub shared: &'a B::Buf,
+    pub rows: usize,
+    pub k: usize,
+    pub width: usize,
+}
+
+/// Gate from the similarity of a stream with its key, then `stream += gate * value`.
+pub struct EngramGate<'a, B: Backend> {
+    /// `[rows, streams + 1, hidden]`: a key for each stream, then the value.
+    pub keys_value: &'a B::Buf,
+    /// `[streams, hidden]`.
+    pub q_norm: &'a B::Buf,
+    /// `[streams, hidden]`.
+    pub k_norm: &'a B::Buf,
+    pub rows: usize,
+    pub stream_count: usize,
+    pub hidden: usize,
+    pub rms_eps: f32,
+    /// Smallest magnitude under the square root.
+    pub floor: f32,
+}

@@ -1,0 +1,307 @@
+//! The flags of `ds4`, as clap reads them. Parses only: what a value means for a given model is resolved later.
+//! Never opens a file. Surprising fact: `-sys` is spelled with one dash by users of the known engine, which clap cannot
+//! express, so the argument list is rewritten before parsing.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, ValueEnum};
+
+/// Runs mixture-of-experts language models larger than memory by streaming their experts from an SSD.
+#[derive(Parser, Debug, Clone)]
+#[command(
+    name = "ds4",
+    version,
+    max_term_width = 110,
+    after_help = "Without -p, --prompt-file or --tokens-file: an interactive session."
+)]
+pub struct Cli {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub prompt: PromptArgs,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub thinking: ThinkingArgs,
+    #[command(flatten)]
+    pub streaming: StreamingArgs,
+    #[command(flatten)]
+    pub diagnosis: DiagnosisArgs,
+}
+
+/// The model file and how it is computed.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Model")]
+pub struct ModelArgs {
+    /// Model file (GGUF) [default: ds4flash.gguf if present, else the bundled small model]
+    #[arg(short, long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
+    /// Context length in tokens [default: the trained length, at most 32768]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub ctx: Option<u32>,
+    /// Compute threads [default: the processors this process may use]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// Compute on the processor (same as --backend cpu)
+    #[arg(long, conflicts_with = "backend")]
+    pub cpu: bool,
+    /// Where to compute
+    #[arg(long, value_enum, default_value_t = BackendChoice::Auto, value_name = "NAME")]
+    pub backend: BackendChoice,
+    /// Exact arithmetic: F32 activations instead of 8-bit blocks; slower
+    #[arg(long)]
+    pub quality: bool,
+    /// Diagnostic: keep cached rows and index keys unrounded
+    #[arg(long)]
+    pub kv_exact: bool,
+    /// Instruction set of the CPU kernels (every choice gives the same bits)
+    #[arg(long, value_enum, default_value_t = SimdChoice::Auto, value_name = "LEVEL")]
+    pub simd: SimdChoice,
+    /// Prompt tokens computed together [default: 512]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32768))]
+    pub prefill_chunk: Option<u32>,
+}
+
+/// What to say to the model.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Prompt")]
+pub struct PromptArgs {
+    /// Prompt text; rendered with the model's chat format
+    #[arg(short, long, value_name = "TEXT", conflicts_with_all = ["prompt_file", "tokens_file"])]
+    pub prompt: Option<String>,
+    /// Read the prompt text from a UTF-8 file
+    #[arg(long, value_name = "FILE", conflicts_with = "tokens_file")]
+    pub prompt_file: Option<PathBuf>,
+    /// JSON array of token ids taken as the exact prompt, without chat format
+    #[arg(long, value_name = "FILE")]
+    pub tokens_file: Option<PathBuf>,
+    /// System text (also -sys)
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Most tokens to generate [default: until the model stops or the context is full]
+    #[arg(short = 'n', long, value_name = "N")]
+    pub tokens: Option<u32>,
+}
+
+/// How the next token is chosen.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// Temperature; 0 takes the most likely token
+    #[arg(long, default_value_t = 0.0, value_name = "T", value_parser = at_least_zero)]
+    pub temp: f32,
+    /// Keep the most likely tokens whose probabilities add up to P
+    #[arg(long, default_value_t = 1.0, value_name = "P", value_parser = probability)]
+    pub top_p: f32,
+    /// Drop tokens less likely than P times the most likely one
+    #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = probability)]
+    pub min_p: f32,
+    /// Keep the K most likely tokens; 0 keeps all
+    #[arg(long, default_value_t = 0, value_name = "K")]
+    pub top_k: u32,
+    /// Seed of the sampler
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub seed: u64,
+}
+
+/// How much the model reasons before it answers.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Thinking")]
+pub struct ThinkingArgs {
+    /// Reason before answering (level 75)
+    #[arg(long, group = "thinking")]
+    pub think: bool,
+    /// Reason as long as it takes (level 100)
+    #[arg(long, group = "thinking")]
+    pub think_max: bool,
+    /// Answer without reasoning
+    #[arg(long, group = "thinking")]
+    pub nothink: bool,
+    /// Reasoning level; 0 answers at once
+    #[arg(long, group = "thinking", value_name = "0..100", value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub think_level: Option<u8>,
+}
+
+impl ThinkingArgs {
+    /// The level asked for, if any flag was given: 0 is no reasoning.
+    pub fn level(&self) -> Option<u8> {
+        match (self.think, self.think_max, self.nothink) {
+            (true, _, _) => Some(75),
+            (_, true, _) => Some(100),
+            (_, _, true) => Some(0),
+            _ => self.think_level,
+        }
+    }
+}
+
+/// How experts move between the drive and memory.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Streaming")]
+pub struct StreamingArgs {
+    /// Keep routed experts on the drive and cache them in memory
+    #[arg(long)]
+    pub ssd_streaming: bool,
+    /// Expert cache: N slots, or NGB of memory (GB = GiB) [default: what memory allows]
+    #[arg(long, value_name = "N|NGB", requires = "ssd_streaming", allow_hyphen_values = true)]
+    pub ssd_streaming_cache_experts: Option<String>,
+    /// Start with an empty expert cache
+    #[arg(long, requires = "ssd_streaming", conflicts_with = "ssd_streaming_preload_experts")]
+    pub ssd_streaming_cold: bool,
+    /// Experts to load before the first token [default: as many as the cache holds]
+    #[arg(long, value_name = "N", requires = "ssd_streaming")]
+    pub ssd_streaming_preload_experts: Option<u32>,
+    /// Plan as if this much memory were in use by others
+    #[arg(long, value_name = "NGB", allow_hyphen_values = true)]
+    pub simulate_used_memory: Option<String>,
+    /// How the drive is read
+    #[arg(long, value_enum, default_value_t = IoChoice::Auto, value_name = "NAME")]
+    pub io: IoChoice,
+}
+
+/// Looking into a model, a prompt or a run.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Diagnosis")]
+pub struct DiagnosisArgs {
+    /// Describe the model file and stop
+    #[arg(long)]
+    pub inspect: bool,
+    /// Print the memory plan and stop
+    #[arg(long)]
+    pub plan: bool,
+    /// Print the prompt's token ids as a JSON array and stop
+    #[arg(long)]
+    pub dump_tokens: bool,
+    /// Write tokens and logits of every position to a safetensors file
+    #[arg(long, value_name = "FILE")]
+    pub dump_logits: Option<PathBuf>,
+    /// Write the log-probabilities of generated tokens to a JSON file
+    #[arg(long, value_name = "FILE")]
+    pub dump_logprobs: Option<PathBuf>,
+    /// Alternatives per token in --dump-logprobs
+    #[arg(long, default_value_t = 5, value_name = "K", requires = "dump_logprobs")]
+    pub logprobs_top_k: u32,
+    /// Measure the perplexity of a text file and stop (windows of --ctx tokens, 1024 by default)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_file", "tokens_file"])]
+    pub perplexity_file: Option<PathBuf>,
+    /// Compute the last N prompt tokens in one chunk and one by one, compare the bits, and stop
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub decode_consistency: Option<u32>,
+    /// Write the run's counters to a JSON file
+    #[arg(long, value_name = "FILE")]
+    pub stats_json: Option<PathBuf>,
+    /// Record the experts chosen at every position and layer
+    #[arg(long, value_name = "FILE")]
+    pub trace_routes: Option<PathBuf>,
+}
+
+/// Devices that can be asked for.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BackendChoice {
+    Auto,
+    Cpu,
+    Cuda,
+}
+
+/// Instruction sets of the CPU kernels.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SimdChoice {
+    Auto,
+    Scalar,
+    Avx2,
+    Avx512,
+}
+
+/// Readers.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IoChoice {
+    Auto,
+    Uring,
+    Pread,
+}
+
+impl Cli {
+    /// Parses the process's arguments; prints help or a usage error and exits with code 0 or 2 by itself.
+    pub fn from_process_args() -> Self {
+        Self::parse_from(rewrite(std::env::args_os()))
+    }
+}
+
+/// Turns `-sys` into `--system`, up to a `--`.
+pub fn rewrite(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut ended = false;
+    args.into_iter()
+        .map(|arg| {
+            ended |= arg == "--";
+            if !ended && arg == "-sys" { "--system".into() } else { arg }
+        })
+        .collect()
+}
+
+fn at_least_zero(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(value) if value >= 0.0 && value.is_finite() => Ok(value),
+        _ => Err("must be a number of at least 0".into()),
+    }
+}
+
+fn probability(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(value) if (0.0..=1.0).contains(&value) => Ok(value),
+        _ => Err("must be between 0 and 1".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(args: &[&str]) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(rewrite(std::iter::once("ds4").chain(args.iter().copied()).map(OsString::from)))
+    }
+
+    #[test]
+    fn definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn known_spellings_parse() {
+        let cli =
+            parse(&["-sys", "Be terse.", "-p", "-sys", "--ssd-streaming", "--ssd-streaming-cache-experts", "64GB"]);
+        // A prompt that is itself `-sys` needs `--prompt=-sys`, as with any value that looks like a flag.
+        assert!(cli.is_err());
+        let cli =
+            parse(&["-sys", "Be terse.", "-p", "hello", "--ssd-streaming", "--ssd-streaming-cache-experts", "64GB"])
+                .unwrap();
+        assert_eq!(cli.prompt.system.as_deref(), Some("Be terse."));
+        assert_eq!(cli.streaming.ssd_streaming_cache_experts.as_deref(), Some("64GB"));
+    }
+
+    #[test]
+    fn thinking_flags_exclude_each_other() {
+        assert_eq!(parse(&["--think"]).unwrap().thinking.level(), Some(75));
+        assert_eq!(parse(&["--think-max"]).unwrap().thinking.level(), Some(100));
+        assert_eq!(parse(&["--nothink"]).unwrap().thinking.level(), Some(0));
+        assert_eq!(parse(&["--think-level", "30"]).unwrap().thinking.level(), Some(30));
+        assert_eq!(parse(&[]).unwrap().thinking.level(), None);
+        assert!(parse(&["--think", "--nothink"]).is_err());
+        assert!(parse(&["--think-level", "101"]).is_err());
+    }
+
+    #[test]
+    fn bad_numbers_are_refused() {
+        for bad in [
+            ["--temp", "-1"],
+            ["--temp", "nan"],
+            ["--top-p", "1.5"],
+            ["--ctx", "0"],
+            ["--threads", "0"],
+            ["--prefill-chunk", "0"],
+            ["--io", "mmap"],
+        ] {
+            assert!(parse(&bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Ctrl-C and termination as a flag that long work looks at.
+//! Never unwinds or kills by itself on the first signal. Surprising fact: the second one ends the process at once with
+//! code 1, so a user is never trapped behind a slow drive.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+/// Shared view of "somebody asked us to stop".
+#[derive(Clone, Debug)]
+pub struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    /// Starts listening for SIGINT and SIGTERM.
+    ///
+    /// # Errors
+    /// When the system refuses the handlers.
+    pub fn listen() -> std::io::Result<Self> {
+        let flag = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM] {
+            // Order matters: the shutdown looks at the flag before this signal sets it.
+            signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&flag))?;
+            signal_hook::flag::register(signal, Arc::clone(&flag))?;
+        }
+        Ok(Self(flag))
+    }
+
+    /// Whether a stop was asked for since the last `clear`.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Forgets an answered request, so that the next generation can run.
+    pub fn clear(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+
+    /// The flag itself, for layers that must not know about signals.
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.0)
+    }
+}

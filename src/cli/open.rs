@@ -1,0 +1,120 @@
+//! From flags to an open engine: options, the plan on the screen, progress of the loads.
+//! Never decides anything about memory; it shows what the planner decided. Surprising fact: Ctrl-C while loading ends the program at once,
+//! since nothing exists yet that could be lost.
+
+use std::ops::ControlFlow;
+use std::sync::Mutex;
+
+use crate::backend::cpu::matmul::Arithmetic;
+use crate::backend::cpu::simd::SimdLevel;
+use crate::cli::args::{BackendChoice, Cli, IoChoice, SimdChoice};
+use crate::cli::interrupt::Interrupt;
+use crate::cli::output::note;
+use crate::cli::progress::{Meter, Unit};
+use crate::cli::{CliError, input};
+use crate::engine::options::{EngineOptions, Preload};
+use crate::engine::prepare::Prepared;
+use crate::engine::{Engine, Step};
+use crate::storage::reader::ReaderChoice;
+use crate::units::{parse_budget, parse_gigabytes};
+
+/// Engine options of a command line.
+///
+/// # Errors
+/// Usage errors only: budgets that are no amounts, backends and instruction sets that are not here, no model.
+pub fn engine_options(cli: &Cli) -> Result<EngineOptions, CliError> {
+    if cli.model.backend == BackendChoice::Cuda {
+        return Err(CliError::usage("this build computes on the processor only; use --backend cpu"));
+    }
+    let (path, notice) = input::model_path(cli)?;
+    if let Some(notice) = notice {
+        note(&notice);
+    }
+    let streaming = &cli.streaming;
+    let budget = streaming.ssd_streaming_cache_experts.as_deref().map(parse_budget).transpose();
+    let budget = budget.map_err(|e| CliError::usage(format!("--ssd-streaming-cache-experts: {e}")))?;
+    let used = streaming.simulate_used_memory.as_deref().map(parse_gigabytes).transpose();
+    let simulated_used = used.map_err(|e| CliError::usage(format!("--simulate-used-memory: {e}")))?.unwrap_or_default();
+    let preload = match (streaming.ssd_streaming_cold, streaming.ssd_streaming_preload_experts) {
+        (true, _) => Preload::Cold,
+        (_, Some(experts)) => Preload::Experts(u64::from(experts)),
+        _ => Preload::Auto,
+    };
+    Ok(EngineOptions {
+        ctx: cli.model.ctx.map(|n| n as usize),
+        threads: cli.model.threads.map(usize::from),
+        arithmetic: if cli.model.quality { Arithmetic::Quality } else { Arithmetic::Fast },
+        simd: simd(cli.model.simd)?,
+        chunk: cli.model.prefill_chunk.map(|n| n as usize),
+        kv_exact: cli.model.kv_exact,
+        is_streaming: streaming.ssd_streaming,
+        budget,
+        preload,
+        simulated_used,
+        io: match streaming.io {
+            IoChoice::Auto => ReaderChoice::Auto,
+            IoChoice::Uring => ReaderChoice::Uring,
+            IoChoice::Pread => ReaderChoice::Pread,
+        },
+        ..EngineOptions::new(path)
+    })
+}
+
+fn simd(choice: SimdChoice) -> Result<Option<SimdLevel>, CliError> {
+    let wanted = match choice {
+        SimdChoice::Auto => return Ok(None),
+        SimdChoice::Scalar => SimdLevel::Scalar,
+        SimdChoice::Avx2 => SimdLevel::Avx2,
+        SimdChoice::Avx512 => SimdLevel::Avx512,
+    };
+    let best = SimdLevel::detect();
+    if wanted > best {
+        return Err(CliError::usage(format!(
+            "--simd {}: this processor offers {} at most",
+            wanted.name(),
+            best.name()
+        )));
+    }
+    Ok(Some(wanted))
+}
+
+/// Shows what was found and planned.
+pub fn show_plan(prepared: &Prepared, options: &EngineOptions) {
+    prepared.notices.iter().for_each(|line| note(line));
+    let threads = options.threads.unwrap_or_else(crate::sys::cpu_count);
+    let level = options.simd.unwrap_or_else(SimdLevel::detect);
+    let arithmetic = match options.arithmetic {
+        Arithmetic::Quality => "f32 activations",
+        Arithmetic::Fast => "8-bit activations",
+    };
+    note(&format!(
+        "{} ({}), backend cpu: {} threads, {}, {arithmetic}",
+        prepared.file.path().display(),
+        prepared.config.arch(),
+        threads,
+        level.name()
+    ));
+    note(&prepared.plan.to_string());
+}
+
+/// Opens the engine with plan and progress on stderr.
+///
+/// # Errors
+/// Whatever keeps the model from running.
+pub fn open(options: &EngineOptions, interrupt: &Interrupt) -> Result<Engine, CliError> {
+    let meters =
+        Mutex::new((Meter::new("loading weights", Unit::Bytes), Meter::new("preloading experts", Unit::Bytes)));
+    let progress = |step: Step, done: u64, total: u64| {
+        if interrupt.is_set() {
+            note("interrupted");
+            std::process::exit(1);
+        }
+        let mut meters = meters.lock().expect("no progress call panics");
+        match step {
+            Step::Weights => meters.0.set(done, total),
+            Step::Preload => meters.1.set(done, total),
+        }
+        ControlFlow::Continue(())
+    };
+    Engine::open(options, &mut |prepared| show_plan(prepared, options), &progress).map_err(CliError::failed)
+}

@@ -1,0 +1,39 @@
+//! Where text goes: answers to stdout, everything else to stderr.
+//! Never panics when the reader of stdout went away. Surprising fact: a closed stdout ends the program quietly with code 0, since
+//! `ds4 | head` is a wish, not an error.
+
+use std::io::{self, ErrorKind, Write};
+
+/// Ends the process quietly if nobody reads stdout any more; hands on any other error.
+fn or_gone(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
+        other => other,
+    }
+}
+
+/// Writes a piece of an answer and shows it at once.
+///
+/// # Errors
+/// A full disk behind a redirection, for example.
+pub fn answer(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    or_gone(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+/// Writes one line of output.
+///
+/// # Errors
+/// As [`answer`].
+pub fn line(text: &str) -> io::Result<()> {
+    answer(&format!("{text}\n"))
+}
+
+/// Tells the user something, every line under the program's name.
+pub fn note(text: &str) {
+    let mut err = io::stderr().lock();
+    for line in text.lines() {
+        // Nothing is left to do when stderr is gone.
+        let _ = writeln!(err, "ds4: {line}");
+    }
+}

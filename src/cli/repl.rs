@@ -1,0 +1,240 @@
+//! The interactive session: a conversation that outlives its mistakes.
+//! Never loses a conversation to an error or to Ctrl-C: a failed or stopped answer leaves the messages before it in place.
+//! Surprising fact: the whole conversation is rendered anew for each answer, and what the state already holds costs nothing.
+
+use std::path::{Path, PathBuf};
+
+use rustyline::error::ReadlineError;
+use rustyline::{Config, DefaultEditor};
+
+use crate::cli::args::Cli;
+use crate::cli::interrupt::Interrupt;
+use crate::cli::output::{self, note};
+use crate::cli::repl_command::{self, COMMANDS, Line};
+use crate::cli::run::{from_generate, from_session, write_stats};
+use crate::cli::watch::RunWatcher;
+use crate::cli::{CliError, input, report};
+use crate::engine::Engine;
+use crate::engine::stats::{RunStats, Timings};
+use crate::models::Want;
+use crate::session::generate::{Ended, GenerateOptions, generate};
+use crate::session::prompt::PromptFormat;
+use crate::session::sampler::Sampler;
+use crate::session::stop::StopRules;
+use crate::session::timeline::{Flow, Timeline};
+use crate::text::chat::{Message, Role};
+
+/// Lines of history kept.
+const HISTORY_MAX: usize = 1000;
+
+/// Runs the session until the user leaves.
+///
+/// # Errors
+/// A terminal that cannot be used; a `--stats-json` file that cannot be written.
+pub fn run(cli: &Cli, engine: &Engine, sampler: Sampler, interrupt: &Interrupt) -> Result<(), CliError> {
+    let config = Config::builder().max_history_size(HISTORY_MAX).map_err(CliError::failed)?.auto_add_history(true);
+    let mut editor = DefaultEditor::with_config(config.bracketed_paste(true).build()).map_err(CliError::failed)?;
+    let history = history_path();
+    if let Some(path) = &history {
+        // A first run has none.
+        let _ = editor.load_history(path);
+    }
+    let mut repl = Repl::new(cli, engine, sampler, interrupt)?;
+    note("type a message, or /help");
+    loop {
+        match editor.readline("> ") {
+            Ok(line) => match repl.handle(&line) {
+                Ok(Flow::Continue) => {}
+                Ok(Flow::Stop) => break,
+                Err(error) => note(&error.to_string()),
+            },
+            // At the prompt there is nothing to stop: Ctrl-C clears the line.
+            Err(ReadlineError::Interrupted) => {}
+            Err(ReadlineError::Eof) => break,
+            Err(error) => return Err(CliError::failed(format!("cannot read the terminal: {error}"))),
+        }
+    }
+    if let Some(path) = &history {
+        let _ = editor.save_history(path);
+    }
+    write_stats(cli, &repl.stats())
+}
+
+fn history_path() -> Option<PathBuf> {
+    Some(Path::new(&std::env::var_os("HOME")?).join(".ds4_history"))
+}
+
+struct Repl<'a> {
+    cli: &'a Cli,
+    engine: &'a Engine,
+    format: PromptFormat,
+    sampler: Sampler,
+    interrupt: &'a Interrupt,
+    /// `None` only while `/ctx` swaps it, or after that failed.
+    timeline: Option<Timeline>,
+    messages: Vec<Message>,
+    level: Option<u8>,
+    timings: Timings,
+}
+
+impl<'a> Repl<'a> {
+    fn new(cli: &'a Cli, engine: &'a Engine, sampler: Sampler, interrupt: &'a Interrupt) -> Result<Self, CliError> {
+        let arch = engine.prepared.config.arch();
+        let format = PromptFormat::of(engine.tokenizer(), arch).map_err(CliError::failed)?;
+        let timeline = Some(Timeline::new(engine.runner().map_err(CliError::failed)?));
+        let (messages, timings) = (system_messages(cli), Timings::default());
+        let level = cli.thinking.level();
+        Ok(Self { cli, engine, format, sampler, interrupt, timeline, messages, level, timings })
+    }
+
+    fn handle(&mut self, line: &str) -> Result<Flow, CliError> {
+        match repl_command::parse(line).map_err(CliError::Usage)? {
+            Line::Empty => {}
+            Line::Say(text) => self.say(text)?,
+            Line::Read(path) => self.say(input::text_file(&path)?)?,
+            Line::Help => COMMANDS.iter().for_each(|(usage, what)| note(&format!("{usage:<12} {what}"))),
+            Line::Quit => return Ok(Flow::Stop),
+            Line::Think(level) => {
+                self.level = Some(level);
+                note(&if level == 0 { "no reasoning".into() } else { format!("reasoning level {level}") });
+            }
+            Line::Ctx(ctx) => self.change_ctx(ctx as usize)?,
+            Line::Status => self.status(),
+            Line::Stats => report::print(&self.stats()),
+            Line::Clear => self.clear(),
+            Line::Regen => self.regenerate()?,
+        }
+        Ok(Flow::Continue)
+    }
+
+    fn say(&mut self, text: String) -> Result<(), CliError> {
+        let before = self.messages.len();
+        self.messages.push(Message::new(Role::User, text));
+        let result = self.answer();
+        if result.is_err() {
+            self.messages.truncate(before);
+        }
+        result
+    }
+
+    fn regenerate(&mut self) -> Result<(), CliError> {
+        if self.messages.last().is_some_and(|m| m.role == Role::Assistant) {
+            let old = self.messages.pop();
+            let result = self.answer();
+            if result.is_err() {
+                self.messages.extend(old);
+            }
+            return result;
+        }
+        Err(CliError::Usage("there is no answer yet".into()))
+    }
+
+    fn answer(&mut self) -> Result<(), CliError> {
+        let engine = self.engine;
+        let tokens = self.format.encode(engine.tokenizer(), &self.messages, self.level).map_err(CliError::failed)?;
+        let timeline = self.timeline.as_mut().ok_or_else(|| CliError::Failed("no context; use /ctx N".into()))?;
+        self.interrupt.clear();
+        let mut watcher = RunWatcher::new(self.interrupt);
+        let sync = timeline.sync(&tokens, Want::Last, &mut watcher).map_err(from_session)?;
+        let options = GenerateOptions {
+            tokens_max: self.cli.prompt.tokens.map_or(usize::MAX, |n| n as usize),
+            top_logprobs: 0,
+            want: Want::Last,
+        };
+        let rules =
+            StopRules::new(engine.tokenizer().eos().into_iter().collect(), Vec::new()).map_err(CliError::usage)?;
+        let interrupt = self.interrupt;
+        let mut failure = None;
+        let answer =
+            generate(timeline, engine.tokenizer(), &mut self.sampler, rules, &options, &mut watcher, &mut |piece| {
+                failure = output::answer(piece.text).err();
+                if failure.is_some() || interrupt.is_set() { Flow::Stop } else { Flow::Continue }
+            })
+            .map_err(from_generate)?;
+        output::line("").map_err(CliError::failed)?;
+        interrupt.clear();
+        let (reasoning, content) = split_reasoning(&answer.text);
+        self.messages.push(Message { reasoning, ..Message::new(Role::Assistant, content) });
+        self.timings.prompt_tokens += tokens.len() as u64;
+        self.timings.prefill_tokens += sync.computed as u64;
+        self.timings.prefill += sync.elapsed;
+        self.timings.generated_tokens += answer.tokens.len() as u64;
+        self.timings.decode_passes += answer.passes;
+        self.timings.decode += answer.elapsed;
+        note(&match answer.ended {
+            Ended::Caller => "stopped; the conversation goes on from here".to_owned(),
+            Ended::Context => "the context is full; /clear starts over, /ctx N makes room".to_owned(),
+            Ended::Stop | Ended::Tokens => {
+                let last = Timings {
+                    prefill_tokens: sync.computed as u64,
+                    prefill: sync.elapsed,
+                    decode_passes: answer.passes,
+                    decode: answer.elapsed,
+                    ..Timings::default()
+                };
+                format!("prefill: {:.2} t/s, generation: {:.2} t/s", last.prefill_tps(), last.decode_tps())
+            }
+        });
+        failure.map_or(Ok(()), |e| Err(CliError::failed(format!("cannot write the answer: {e}"))))
+    }
+
+    fn clear(&mut self) {
+        self.messages = system_messages(self.cli);
+        if let Some(timeline) = &mut self.timeline {
+            timeline.clear();
+        }
+        note("the conversation is forgotten");
+    }
+
+    fn change_ctx(&mut self, ctx: usize) -> Result<(), CliError> {
+        // The old state goes first: both together need not fit.
+        let old = self.timeline.take().map_or(0, |t| t.ctx());
+        match self.engine.runner_with_ctx(ctx) {
+            Ok(runner) => {
+                self.timeline = Some(Timeline::new(runner));
+                self.messages = system_messages(self.cli);
+                note(&format!("context of {ctx} tokens; the conversation is forgotten"));
+                Ok(())
+            }
+            Err(error) => {
+                let runner = self.engine.runner_with_ctx(old).map_err(CliError::failed)?;
+                self.timeline = Some(Timeline::new(runner));
+                Err(CliError::failed(error))
+            }
+        }
+    }
+
+    fn status(&self) {
+        let (used, ctx) = self.timeline.as_ref().map_or((0, 0), |t| (t.tokens().len(), t.ctx()));
+        note(&format!("{}, {used} of {ctx} tokens used", self.engine.prepared.file.path().display()));
+        note(&self.engine.plan().to_string());
+    }
+
+    fn stats(&self) -> RunStats {
+        let ctx = self.timeline.as_ref().map_or(0, Timeline::ctx);
+        RunStats::collect(self.engine, ctx, &self.timings)
+    }
+}
+
+fn system_messages(cli: &Cli) -> Vec<Message> {
+    cli.prompt.system.iter().map(|text| Message::new(Role::System, text.as_str())).collect()
+}
+
+/// Reasoning and answer of a generated text, whose opening tag was part of the prompt.
+fn split_reasoning(text: &str) -> (Option<String>, String) {
+    match text.split_once("</think>") {
+        Some((reasoning, answer)) => (Some(reasoning.to_owned()), answer.to_owned()),
+        None => (None, text.to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasoning_is_told_from_the_answer() {
+        assert_eq!(split_reasoning("hm</think>\n\nyes"), (Some("hm".into()), "\n\nyes".into()));
+        assert_eq!(split_reasoning("yes"), (None, "yes".into()));
+    }
+}

@@ -1,0 +1,244 @@
+//! What one invocation of `ds4` does: picks the task that the flags ask for and runs it.
+//! Never computes. Surprising fact: tasks that need no weights (plan, inspect, tokens) never load any.
+
+use std::time::Duration;
+
+use crate::cli::args::Cli;
+use crate::cli::input::{self, Prompt};
+use crate::cli::interrupt::Interrupt;
+use crate::cli::logits_file::LogitsFile;
+use crate::cli::logprobs_file::{LogprobsFile, write_json};
+use crate::cli::open::{engine_options, open};
+use crate::cli::watch::RunWatcher;
+use crate::cli::{CliError, output, repl, report, tasks};
+use crate::engine::Engine;
+use crate::engine::stats::{RunStats, Timings};
+use crate::models::Want;
+use crate::session::generate::{Answer, Ended, GenerateError, GenerateOptions, generate};
+use crate::session::prompt::PromptFormat;
+use crate::session::route_trace::RouteRecorder;
+use crate::session::sampler::{Sampler, SamplerParams};
+use crate::session::stop::StopRules;
+use crate::session::timeline::{Flow, SessionError, SyncReport, Timeline};
+use crate::text::chat::{Message, Role};
+use crate::text::tokenizer::Tokenizer;
+use crate::units::TokenId;
+
+/// Runs the task of `cli`.
+///
+/// # Errors
+/// One sentence for the user, with the exit code's kind.
+pub fn run(cli: &Cli) -> Result<(), CliError> {
+    let sampler = sampler(cli)?;
+    let options = engine_options(cli)?;
+    if cli.diagnosis.inspect {
+        return tasks::inspect(&options.model);
+    }
+    if cli.diagnosis.plan {
+        return tasks::plan(&options);
+    }
+    let prompt = input::prompt(cli)?;
+    if cli.diagnosis.dump_tokens {
+        return tasks::dump_tokens(cli, &options, prompt);
+    }
+    let text = cli.diagnosis.perplexity_file.as_deref().map(input::text_file).transpose()?;
+    let interrupt = Interrupt::listen().map_err(CliError::failed)?;
+    let mut options = options;
+    if text.is_some() && options.ctx.is_none() {
+        options.ctx = Some(tasks::PERPLEXITY_WINDOW);
+    }
+    let engine = open(&options, &interrupt)?;
+    match (text, prompt, cli.diagnosis.decode_consistency) {
+        (Some(text), ..) => tasks::perplexity(cli, &engine, &interrupt, &text),
+        (None, Some(prompt), Some(single)) => {
+            let tokens = prompt_tokens(cli, engine.tokenizer(), engine.prepared.config.arch(), &prompt)?;
+            tasks::consistency(&engine, &tokens, single as usize)
+        }
+        (None, None, Some(_)) => {
+            Err(CliError::usage("--decode-consistency needs a prompt: add -p, --prompt-file or --tokens-file"))
+        }
+        (None, Some(prompt), None) => answer_once(cli, &engine, sampler, &interrupt, &prompt),
+        (None, None, None) => repl::run(cli, &engine, sampler, &interrupt),
+    }
+}
+
+fn sampler(cli: &Cli) -> Result<Sampler, CliError> {
+    let args = &cli.sampling;
+    let params = SamplerParams {
+        temperature: args.temp,
+        top_k: args.top_k as usize,
+        top_p: args.top_p,
+        min_p: args.min_p,
+        seed: args.seed,
+    };
+    Sampler::new(params).map_err(CliError::usage)
+}
+
+/// The tokens of a prompt given on the command line.
+///
+/// # Errors
+/// Prompts that the model's format refuses.
+pub fn prompt_tokens(cli: &Cli, tokenizer: &Tokenizer, arch: &str, prompt: &Prompt) -> Result<Vec<TokenId>, CliError> {
+    let text = match prompt {
+        Prompt::Tokens(tokens) => return Ok(tokens.clone()),
+        Prompt::Text(text) => text,
+    };
+    let format = PromptFormat::of(tokenizer, arch).map_err(CliError::failed)?;
+    let mut messages: Vec<Message> = cli.prompt.system.iter().map(|s| Message::new(Role::System, s.as_str())).collect();
+    messages.push(Message::new(Role::User, text.as_str()));
+    format.encode(tokenizer, &messages, cli.thinking.level()).map_err(CliError::usage)
+}
+
+/// The files that one run may write, opened before anything is computed.
+struct Dumps {
+    logits: Option<LogitsFile>,
+    logprobs: Option<LogprobsFile>,
+    routes: Option<RouteRecorder>,
+}
+
+impl Dumps {
+    fn open(cli: &Cli, engine: &Engine) -> Result<Self, CliError> {
+        let args = &cli.diagnosis;
+        let model = engine.prepared.file.path().display().to_string();
+        let cannot = |flag: &str, e: std::io::Error| CliError::failed(format!("{flag}: cannot write the file: {e}"));
+        let logits = args.dump_logits.as_deref().map(|p| LogitsFile::create(p, vocab(engine)));
+        let shape = engine.prepared.config.expert_shape();
+        let routes = args.trace_routes.as_deref().map(|p| RouteRecorder::create(p, &model, shape));
+        Ok(Self {
+            logits: logits.transpose().map_err(|e| cannot("--dump-logits", e))?,
+            logprobs: args.dump_logprobs.as_ref().map(|_| LogprobsFile::new(model)),
+            routes: routes.transpose().map_err(|e| cannot("--trace-routes", e))?,
+        })
+    }
+
+    fn finish(self, cli: &Cli, tokens: &[TokenId]) -> Result<(), CliError> {
+        let args = &cli.diagnosis;
+        let cannot = |flag: &str, e: std::io::Error| CliError::failed(format!("{flag}: cannot write the file: {e}"));
+        if let Some(file) = self.logits {
+            let rows = file.rows();
+            file.finish(&tokens[..rows]).map_err(|e| cannot("--dump-logits", e))?;
+        }
+        if let (Some(file), Some(path)) = (self.logprobs, &args.dump_logprobs) {
+            file.write(path).map_err(|e| cannot("--dump-logprobs", e))?;
+        }
+        if let Some(routes) = self.routes {
+            routes.finish().map_err(|e| cannot("--trace-routes", e))?;
+        }
+        Ok(())
+    }
+}
+
+fn vocab(engine: &Engine) -> usize {
+    engine.tokenizer().tokens_total()
+}
+
+fn answer_once(
+    cli: &Cli,
+    engine: &Engine,
+    mut sampler: Sampler,
+    interrupt: &Interrupt,
+    prompt: &Prompt,
+) -> Result<(), CliError> {
+    let tokens = prompt_tokens(cli, engine.tokenizer(), engine.prepared.config.arch(), prompt)?;
+    let mut timeline = Timeline::new(engine.runner().map_err(CliError::failed)?);
+    let mut dumps = Dumps::open(cli, engine)?;
+    let want = if dumps.logits.is_some() { Want::All } else { Want::Last };
+    let mut watcher = RunWatcher::new(interrupt).dumping(dumps.logits.as_mut()).recording(dumps.routes.as_mut());
+    let mut outcome = Outcome::default();
+    let result = (|| -> Result<(), CliError> {
+        outcome.sync = timeline.sync(&tokens, want, &mut watcher).map_err(from_session)?;
+        outcome.prompt_tokens = tokens.len();
+        let mut logprobs = dumps.logprobs.as_mut();
+        let options = GenerateOptions {
+            tokens_max: cli.prompt.tokens.map_or(usize::MAX, |n| n as usize),
+            top_logprobs: if logprobs.is_some() { cli.diagnosis.logprobs_top_k as usize } else { 0 },
+            want,
+        };
+        let rules =
+            StopRules::new(engine.tokenizer().eos().into_iter().collect(), Vec::new()).map_err(CliError::usage)?;
+        let mut failure = None;
+        let answer =
+            generate(&mut timeline, engine.tokenizer(), &mut sampler, rules, &options, &mut watcher, &mut |piece| {
+                if let (Some(file), Some(choice)) = (&mut logprobs, piece.choice) {
+                    file.push(engine.tokenizer(), choice, piece.top);
+                }
+                failure = output::answer(piece.text).err();
+                if failure.is_some() || interrupt.is_set() { Flow::Stop } else { Flow::Continue }
+            })
+            .map_err(from_generate)?;
+        if let Some(error) = failure {
+            return Err(CliError::failed(format!("cannot write the answer: {error}")));
+        }
+        if !answer.text.is_empty() {
+            output::line("").map_err(CliError::failed)?;
+        }
+        // The last token was chosen but not computed; its logits are part of the dump.
+        let has_room = timeline.tokens().len() < timeline.ctx();
+        if let (Want::All, true, Some(&last)) = (want, has_room, answer.tokens.last()) {
+            timeline.append(&[last], Want::All, &mut watcher).map_err(from_session)?;
+        }
+        outcome.answer = Some(answer);
+        Ok(())
+    })();
+    let watched = watcher.finish().map_err(|e| CliError::failed(format!("--dump-logits: cannot write the file: {e}")));
+    outcome.report(cli, engine, timeline.ctx())?;
+    result?;
+    watched?;
+    dumps.finish(cli, timeline.tokens())?;
+    match outcome.answer {
+        Some(answer) if answer.ended == Ended::Caller => Err(CliError::Failed("interrupted".into())),
+        _ => Ok(()),
+    }
+}
+
+/// What a one-shot run did, as far as it came.
+#[derive(Default)]
+struct Outcome {
+    prompt_tokens: usize,
+    sync: SyncReport,
+    answer: Option<Answer>,
+}
+
+impl Outcome {
+    fn report(&self, cli: &Cli, engine: &Engine, ctx: usize) -> Result<(), CliError> {
+        let answer = self.answer.as_ref();
+        let timings = Timings {
+            prompt_tokens: self.prompt_tokens as u64,
+            prefill_tokens: self.sync.computed as u64,
+            prefill: self.sync.elapsed,
+            generated_tokens: answer.map_or(0, |a| a.tokens.len() as u64),
+            decode_passes: answer.map_or(0, |a| a.passes),
+            decode: answer.map_or(Duration::ZERO, |a| a.elapsed),
+        };
+        let stats = RunStats::collect(engine, ctx, &timings);
+        if answer.is_some() {
+            report::print(&stats);
+        }
+        write_stats(cli, &stats)
+    }
+}
+
+/// Writes `--stats-json`, if asked for.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn write_stats(cli: &Cli, stats: &RunStats) -> Result<(), CliError> {
+    let Some(path) = &cli.diagnosis.stats_json else { return Ok(()) };
+    write_json(path, stats).map_err(|e| CliError::failed(format!("--stats-json: cannot write {}: {e}", path.display())))
+}
+
+/// A failed session as an exit: prompts that cannot fit are the user's to change.
+pub fn from_session(error: SessionError) -> CliError {
+    match error {
+        SessionError::EmptyPrompt | SessionError::PromptTooLong { .. } => CliError::usage(error),
+        other => CliError::failed(other),
+    }
+}
+
+/// As [`from_session`], for generation.
+pub fn from_generate(error: GenerateError) -> CliError {
+    match error {
+        GenerateError::Session(error) => from_session(error),
+        GenerateError::Sampler(error) => CliError::failed(error),
+    }
+}

@@ -1,0 +1,75 @@
+//! What the front end does while a pass runs: progress, interruption, dumped logits, recorded routes.
+//! Never touches the model. Surprising fact: a full disk under `--dump-logits` is told after the pass, because a watcher cannot fail one.
+
+use std::io;
+
+use crate::cli::interrupt::Interrupt;
+use crate::cli::logits_file::LogitsFile;
+use crate::cli::progress::{Meter, Unit};
+use crate::models::probe::Probe;
+use crate::session::route_trace::RouteRecorder;
+use crate::session::timeline::{Flow, Watcher};
+use crate::units::TokenId;
+
+/// Watches the passes of one run.
+pub struct RunWatcher<'a> {
+    interrupt: &'a Interrupt,
+    meter: Meter,
+    logits: Option<&'a mut LogitsFile>,
+    routes: Option<&'a mut RouteRecorder>,
+    failure: Option<io::Error>,
+}
+
+impl<'a> RunWatcher<'a> {
+    /// A watcher that only shows progress and looks for interruptions.
+    pub fn new(interrupt: &'a Interrupt) -> Self {
+        Self { interrupt, meter: Meter::new("prefill", Unit::Tokens), logits: None, routes: None, failure: None }
+    }
+
+    /// Also writes all logits to `file`.
+    pub fn dumping(mut self, file: Option<&'a mut LogitsFile>) -> Self {
+        self.logits = file;
+        self
+    }
+
+    /// Also records routes.
+    pub fn recording(mut self, routes: Option<&'a mut RouteRecorder>) -> Self {
+        self.routes = routes;
+        self
+    }
+
+    /// What went wrong in the watcher itself.
+    ///
+    /// # Errors
+    /// The first failure to write.
+    pub fn finish(self) -> io::Result<()> {
+        self.failure.map_or(Ok(()), Err)
+    }
+}
+
+impl Watcher for RunWatcher<'_> {
+    fn prefill(&mut self, done: usize, total: usize) -> Flow {
+        self.meter.set(done as u64, total as u64);
+        if self.interrupt.is_set() { Flow::Stop } else { Flow::Continue }
+    }
+
+    fn logits(&mut self, _position: usize, logits: &[f32]) {
+        if let (Some(file), None) = (&mut self.logits, &self.failure) {
+            self.failure = file.push(logits).err();
+        }
+    }
+
+    fn has_probe(&self) -> bool {
+        self.routes.is_some()
+    }
+
+    fn probe(&mut self) -> Option<&mut dyn Probe> {
+        self.routes.as_mut().map(|r| &mut **r as &mut dyn Probe)
+    }
+
+    fn pass(&mut self, position: usize, tokens: &[TokenId]) {
+        if let Some(routes) = &mut self.routes {
+            routes.pass(position, tokens);
+        }
+    }
+}

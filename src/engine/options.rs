@@ -1,0 +1,79 @@
+//! What a caller asks of an engine, resolved from flags or built by tests.
+//! Holds values only. Surprising fact: there is no "default model" here; finding a file is the front end's business.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::backend::cpu::matmul::Arithmetic;
+use crate::backend::cpu::simd::SimdLevel;
+use crate::storage::reader::{Reader, ReaderChoice};
+use crate::units::{Budget, Bytes};
+
+/// Context length when none is asked for: the trained length, at most this.
+pub const CTX_DEFAULT_MAX: usize = 32_768;
+/// Rows computed together in prefill when nothing else is asked for.
+pub const CHUNK_DEFAULT: usize = 512;
+
+/// How the cache is filled before the first token.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Preload {
+    /// As much as fits, at most [`PRELOAD_AUTO_MAX`] of reads.
+    #[default]
+    Auto,
+    /// Nothing.
+    Cold,
+    /// This many experts.
+    Experts(u64),
+}
+
+/// Reads that an automatic preload may cost: about three seconds of a slow drive, less than one of a fast one.
+pub const PRELOAD_AUTO_MAX: Bytes = Bytes::gib(4);
+
+/// Everything that shapes an engine.
+#[derive(Clone)]
+pub struct EngineOptions {
+    /// The model file.
+    pub model: PathBuf,
+    /// Context length; `None` for the default.
+    pub ctx: Option<usize>,
+    /// Compute threads; `None` for all processors of this process.
+    pub threads: Option<usize>,
+    pub arithmetic: Arithmetic,
+    /// Instruction set; `None` for the best of this machine.
+    pub simd: Option<SimdLevel>,
+    /// Rows computed together in prefill; `None` for the default.
+    pub chunk: Option<usize>,
+    /// Leave the rounding of cached rows out.
+    pub kv_exact: bool,
+    /// Keep experts on the drive.
+    pub is_streaming: bool,
+    /// Cache budget; `None` for the automatic one.
+    pub budget: Option<Budget>,
+    pub preload: Preload,
+    /// Memory to treat as used by others.
+    pub simulated_used: Bytes,
+    pub io: ReaderChoice,
+    /// Reads through this instead of opening the file: tests inject slow or failing drives.
+    pub reader: Option<Arc<dyn Reader>>,
+}
+
+impl EngineOptions {
+    /// Defaults for `model`.
+    pub fn new(model: impl Into<PathBuf>) -> Self {
+        Self {
+            model: model.into(),
+            ctx: None,
+            threads: None,
+            arithmetic: Arithmetic::Fast,
+            simd: None,
+            chunk: None,
+            kv_exact: false,
+            is_streaming: false,
+            budget: None,
+            preload: Preload::Auto,
+            simulated_used: Bytes(0),
+            io: ReaderChoice::Auto,
+            reader: None,
+        }
+    }
+}

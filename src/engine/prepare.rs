@@ -1,0 +1,151 @@
+//! From a model file to a memory plan: everything that is known before anything large is allocated.
+//! Never reads tensor data. Surprising fact: the vocabulary is loaded first, so that its memory counts as part of the
+//! process and not as a surprise.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use cache_policy::plan::{self, ClassRequest, Plan, Request};
+
+use crate::engine::EngineError;
+use crate::engine::metadata::{FileMetadata, vocabulary};
+use crate::engine::options::{CHUNK_DEFAULT, CTX_DEFAULT_MAX, EngineOptions, PRELOAD_AUTO_MAX, Preload};
+use crate::models::{self, ModelConfig, RunnerOptions};
+use crate::storage::expert_cache::{SizeClass, size_classes};
+use crate::storage::gguf::GgufFile;
+use crate::storage::layout::Layout;
+use crate::storage::reader::{Alignment, Reader, ReaderOptions, open_reader};
+use crate::storage::row_table::{RowTables, WINDOW_BLOCKS};
+use crate::storage::weights::TensorExtent;
+use crate::sys;
+use crate::text::tokenizer::Tokenizer;
+use crate::units::Bytes;
+
+/// A model file that was looked into, and the plan for running it.
+pub struct Prepared {
+    pub file: GgufFile,
+    pub layout: Layout,
+    pub config: Box<dyn ModelConfig>,
+    pub tokenizer: Tokenizer,
+    pub runner: RunnerOptions,
+    pub plan: Plan,
+    /// What deserves a line before the run: slower paths, lengths beyond training.
+    pub notices: Vec<String>,
+    pub(super) reader: Arc<dyn Reader>,
+    pub(super) rows: Option<Arc<RowTables>>,
+    pub(super) classes: Vec<SizeClass>,
+}
+
+/// Looks into the file and plans.
+///
+/// # Errors
+/// Whatever is wrong with the file, and the planner's refusals.
+pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
+    let file = GgufFile::open(&options.model)?;
+    let config = models::config(&FileMetadata(file.metadata()))?;
+    let layout = Layout::from_gguf(&file)?;
+    let tokenizer = Tokenizer::new(vocabulary(file.metadata())?)?;
+    let mut notices = Vec::new();
+    let runner = runner_options(options, config.as_ref(), &mut notices);
+    let reader = match &options.reader {
+        Some(reader) => Arc::clone(reader),
+        None => open_reader(&options.model, &ReaderOptions { io: options.io, ..ReaderOptions::default() })?,
+    };
+    notices.extend(reader.notices().iter().map(ToString::to_string));
+    let rows = match layout.tables.is_empty() {
+        true => None,
+        false => Some(Arc::new(RowTables::new(Arc::clone(&reader), &layout.tables, WINDOW_BLOCKS)?)),
+    };
+    // Resident experts are loaded unpadded; only reads into slots need room for alignment.
+    let alignment = if options.is_streaming { reader.alignment() } else { Alignment::NONE };
+    let classes = size_classes(&layout.experts, alignment)?;
+    let plan = make_plan(options, config.as_ref(), &layout, &classes, &runner, rows.as_deref())?;
+    Ok(Prepared { file, layout, config, tokenizer, runner, plan, notices, reader, rows, classes })
+}
+
+/// The tokenizer of a file and its architecture, without looking at anything else.
+///
+/// # Errors
+/// Whatever is wrong with the header or the vocabulary.
+pub fn tokenizer(model: &Path) -> Result<(Tokenizer, String), EngineError> {
+    let file = GgufFile::open(model)?;
+    let arch = file.metadata().str("general.architecture")?.to_owned();
+    Ok((Tokenizer::new(vocabulary(file.metadata())?)?, arch))
+}
+
+fn runner_options(options: &EngineOptions, config: &dyn ModelConfig, notices: &mut Vec<String>) -> RunnerOptions {
+    let trained = config.positions_max();
+    let ctx = options.ctx.unwrap_or(trained.min(CTX_DEFAULT_MAX));
+    if ctx > trained {
+        notices.push(format!(
+            "--ctx {ctx} goes beyond the {trained} positions the model was trained for; answers may degrade there"
+        ));
+    }
+    let chunk = options.chunk.unwrap_or(CHUNK_DEFAULT).min(ctx);
+    RunnerOptions { ctx, chunk, kv_exact: options.kv_exact }
+}
+
+/// Most row-table memory of one pass: all rows of a chunk. The columns of a token are not known here, so the count comes from the
+/// bytes that the model says a token asks for.
+fn staging(runner: &RunnerOptions, config: &dyn ModelConfig, rows: Option<&RowTables>) -> u64 {
+    rows.map_or(0, |tables| tables.batch_bytes_max((runner.chunk * config.rows_per_token()) as u64))
+}
+
+fn make_plan(
+    options: &EngineOptions,
+    config: &dyn ModelConfig,
+    layout: &Layout,
+    classes: &[SizeClass],
+    runner: &RunnerOptions,
+    rows: Option<&RowTables>,
+) -> Result<Plan, EngineError> {
+    let mut facts = sys::memory_facts()?;
+    facts.simulated_used = options.simulated_used;
+    let bytes = config.runner_bytes(runner);
+    let (_, _, top_k) = config.expert_shape();
+    let requests: Vec<ClassRequest> = classes.iter().map(SizeClass::request).collect();
+    let mut request = Request {
+        process: sys::process_memory()?.resident,
+        resident: layout.resident_bytes,
+        ctx: runner.ctx as u64,
+        kv: Bytes(bytes.kv),
+        scratch: Bytes(bytes.scratch),
+        staging: Bytes(staging(runner, config, rows)),
+        prefill_reserve: Bytes(0),
+        classes: requests,
+        top_k: top_k as u64,
+        is_streaming: options.is_streaming,
+        budget: options.budget.map_or(plan::Budget::Auto, Into::into),
+        preload: None,
+        locked: Bytes(0),
+    };
+    if options.is_streaming {
+        request.preload = match options.preload {
+            Preload::Cold => None,
+            Preload::Experts(experts) => Some(experts),
+            Preload::Auto => Some(preload_auto(&facts, &request)?),
+        };
+    }
+    Ok(plan::plan(&facts, &request)?)
+}
+
+/// What an automatic preload reads: what fits the cache, within a few seconds of reads.
+fn preload_auto(facts: &plan::Facts, request: &Request) -> Result<u64, EngineError> {
+    let largest = request.classes.iter().map(|c| c.slot_bytes.0).max().unwrap_or(1).max(1);
+    let slots = plan::plan(facts, request)?.cache_slots;
+    Ok(slots.min(PRELOAD_AUTO_MAX.0 / largest))
+}
+
+/// The tensors to read at start: resident ones, and all experts when nothing is streamed.
+pub(super) fn tensors_to_load(file: &GgufFile, layout: &Layout, is_streaming: bool) -> Vec<TensorExtent> {
+    let is_expert = |name: &str| name.contains("_exps.");
+    file.tensors()
+        .iter()
+        .enumerate()
+        .filter(|(index, t)| layout.resident.contains(index) || (!is_streaming && is_expert(&t.name)))
+        .map(|(_, t)| TensorExtent {
+            name: t.name.clone(),
+            extent: crate::storage::layout::Extent { offset: t.offset, len: t.bytes },
+        })
+        .collect()
+}

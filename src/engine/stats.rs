@@ -1,0 +1,145 @@
+//! The counters of a run as one object: the closing report, `--stats-json` and later views are made from it.
+//! Owns no counters; it reads those of cache, reader and rows. Surprising fact: prefill and decode are kept apart where they can
+//! be, because a prompt's sweep through all experts says nothing about how well the cache serves the next token.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::engine::Engine;
+use crate::obs::{ReadSnapshot, RowSnapshot};
+use crate::storage::expert_cache::CacheStats;
+use crate::sys;
+
+/// What a front end counted itself.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Timings {
+    pub prompt_tokens: u64,
+    /// Prompt tokens that were computed, not found in the state.
+    pub prefill_tokens: u64,
+    pub prefill: Duration,
+    pub generated_tokens: u64,
+    /// Passes of one token, and their time.
+    pub decode_passes: u64,
+    pub decode: Duration,
+}
+
+fn rate(count: u64, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { count as f64 / time.as_secs_f64() }
+}
+
+impl Timings {
+    /// Prompt tokens a second.
+    pub fn prefill_tps(&self) -> f64 {
+        rate(self.prefill_tokens, self.prefill)
+    }
+
+    /// Generated tokens a second.
+    pub fn decode_tps(&self) -> f64 {
+        rate(self.decode_passes, self.decode)
+    }
+}
+
+/// One run in numbers. Field names are part of the `--stats-json` format.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct RunStats {
+    pub model: String,
+    pub arch: &'static str,
+    pub backend: &'static str,
+    pub ctx: u64,
+    pub prompt_tokens: u64,
+    pub generated_tokens: u64,
+    pub prefill_tps: f64,
+    pub decode_tps: f64,
+    pub is_streaming: bool,
+    pub io: &'static str,
+    pub is_direct: bool,
+    pub cache_slots: u64,
+    pub cache_bytes: u64,
+    /// Requested experts that were present or on their way, all phases.
+    pub expert_hits: u64,
+    pub expert_misses: u64,
+    pub expert_hit_rate: f64,
+    /// As above, for single-token steps only.
+    pub decode_hit_rate: f64,
+    /// Share of layer requests of single-token steps without a miss.
+    pub all_hit_layer_rate: f64,
+    pub evictions: u64,
+    pub preloaded_experts: u64,
+    pub preload_bytes: u64,
+    /// Bytes of experts read on demand.
+    pub expert_read_bytes: u64,
+    /// Experts read on demand.
+    pub expert_reads: u64,
+    pub read_gb_per_s: f64,
+    pub read_ms_p50: f64,
+    pub read_ms_p99: f64,
+    pub expert_wait_ms: f64,
+    pub row_reads: u64,
+    pub row_read_bytes: u64,
+    pub row_submissions: u64,
+    pub row_wait_ms: f64,
+    pub planned_bytes: u64,
+    pub peak_rss_bytes: u64,
+    /// Everything the cache counted; zeros when nothing is streamed.
+    pub cache: CacheStats,
+    /// Everything the reader counted.
+    pub reads: ReadSnapshot,
+    /// Everything the row tables counted.
+    pub rows: RowSnapshot,
+}
+
+impl RunStats {
+    /// Reads all counters of `engine` now. `ctx` is that of the sequence, which may differ from the plan's.
+    pub fn collect(engine: &Engine, ctx: usize, timings: &Timings) -> Self {
+        let cache = engine.cache().map(|c| c.stats()).unwrap_or_default();
+        let both = cache.prefill.plus(&cache.decode);
+        let reads = engine.reader().counters().snapshot();
+        let rows = engine.rows().map(|r| r.counters().snapshot()).unwrap_or_default();
+        let plan = engine.plan();
+        let (preloaded_experts, preload_bytes) = engine.preloaded();
+        let all_hit = cache.decode.all_hit as f64 / cache.decode.requests.max(1) as f64;
+        Self {
+            model: engine.prepared.file.path().display().to_string(),
+            arch: engine.prepared.config.arch(),
+            backend: engine.backend_name(),
+            ctx: ctx as u64,
+            prompt_tokens: timings.prompt_tokens,
+            generated_tokens: timings.generated_tokens,
+            prefill_tps: timings.prefill_tps(),
+            decode_tps: timings.decode_tps(),
+            is_streaming: plan.is_streaming,
+            io: match engine.reader().kind() {
+                crate::storage::reader::ReaderKind::Uring => "uring",
+                crate::storage::reader::ReaderKind::Pread => "pread",
+                crate::storage::reader::ReaderKind::Fake => "fake",
+            },
+            is_direct: engine.reader().is_direct(),
+            cache_slots: if plan.is_streaming { plan.cache_slots } else { 0 },
+            cache_bytes: if plan.is_streaming { plan.cache.0 } else { 0 },
+            expert_hits: both.hits,
+            expert_misses: both.misses,
+            expert_hit_rate: both.hit_rate().unwrap_or(0.0),
+            decode_hit_rate: cache.decode.hit_rate().unwrap_or(0.0),
+            all_hit_layer_rate: all_hit,
+            evictions: both.evictions,
+            preloaded_experts,
+            preload_bytes: preload_bytes.0,
+            expert_read_bytes: both.read_bytes,
+            expert_reads: both.misses,
+            read_gb_per_s: reads.gb_per_s,
+            read_ms_p50: reads.latency.ms_p50,
+            read_ms_p99: reads.latency.ms_p99,
+            expert_wait_ms: both.wait_ns as f64 / 1e6,
+            row_reads: rows.row_reads,
+            row_read_bytes: rows.row_bytes,
+            row_submissions: rows.submissions,
+            row_wait_ms: rows.wait_ms,
+            planned_bytes: plan.total().0,
+            peak_rss_bytes: sys::process_memory().map_or(0, |m| m.peak.0),
+            cache,
+            reads,
+            rows,
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! N-gram memory (spec 4): hash of the last tokens to row numbers, decoding of rows, their gated addition.
+//! Never replaces a damaged row by zeros: the step fails and names it. Surprising fact: rows depend on token ids alone,
+//! so they are read long before the layer that needs them.
+
+use super::config::EngramConfig;
+use super::pass::Pass;
+use crate::backend::{Backend, BackendError, ops};
+use crate::models::ModelError;
+use crate::models::probe::Point;
+use crate::quant::minifloat::{E4M3, E8M0, bf16_round};
+use crate::units::TokenId;
+
+/// Smallest magnitude under the square root of the gate (spec 4.5).
+const GATE_FLOOR: f32 = 1e-6;
+
+impl EngramConfig {
+    /// Tokens before the current one that a hash depends on.
+    pub fn look_back(&self) -> usize {
+        self.order_max - 1
+    }
+
+    /// Appends the rows of table `table` for the newest token of `window` (oldest first, at most `order_max` tokens;
+    /// fewer only at the start of the text), columns in order. Spec 4.3.
+    pub fn hash(&self, table: usize, window: &[TokenId], rows: &mut Vec<u64>) {
+        let compressed = |back: usize| {
+            let token = window.len().checked_sub(back + 1).map(|at| window[at]);
+            u64::from(token.map_or(self.pad, |token| self.token_map[token as usize]))
+        };
+        let (multipliers, primes) = (&self.multipliers[table], &self.primes[table]);
+        // The loader has checked that no product exceeds 63 bits.
+        let mut hash = compressed(0) * multipliers[0];
+        for (back, multiplier) in multipliers.iter().enumerate().take(self.order_max).skip(1) {
+            hash ^= compressed(back) * multiplier;
+            for head in 0..self.heads {
+                let column = (back - 1) * self.heads + head;
+                rows.push(self.offsets[table][column] + hash % primes[column]);
+            }
+        }
+    }
+
+    /// Rows of all tables for `tokens`, which follow `tail` (oldest first): `[table][tokens * columns]`.
+    pub fn rows(&self, tail: &[TokenId], tokens: &[TokenId]) -> Vec<Vec<u64>> {
+        let mut text = tail[tail.len().saturating_sub(self.look_back())..].to_vec();
+        let before = text.len();
+        text.extend_from_slice(tokens);
+        (0..self.layers.len())
+            .map(|table| {
+                let mut rows = Vec::with_capacity(tokens.len() * self.columns());
+                for at in before..text.len() {
+                    self.hash(table, &text[at.saturating_sub(self.look_back())..=at], &mut rows);
+                }
+                rows
+            })
+            .collect()
+    }
+
+    /// Values of one row (spec 4.4): codes, then a power-of-two scale for each 32 of them. `Err` says what is damaged.
+    pub fn decode(&self, row: &[u8], out: &mut [f32]) -> Result<(), String> {
+        let (codes, scales) = row.split_at(self.width);
+        for (group, (codes, out)) in codes.chunks_exact(32).zip(out.chunks_exact_mut(32)).enumerate() {
+            let scale = scales[group];
+            if scale == u8::MAX {
+                return Err(format!("the scale of values {}.. is not a number", 32 * group));
+            }
+            for (i, (code, out)) in codes.iter().zip(out).enumerate() {
+                *out = bf16_round(E4M3[*code as usize] * E8M0[scale as usize]);
+                if !out.is_finite() {
+                    return Err(format!("value {} (code {code:#04x}, scale {scale}) is not finite", 32 * group + i));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<B: Backend> Pass<'_, B> {
+    /// Spec 4.5 before the attention of `layer`, with the bytes of the table's rows: `[rows, columns, row_bytes]`.
+    pub fn engram(&mut self, layer: usize, rows: &[u64], bytes: &[u8], host: &mut Vec<f32>) -> Result<(), ModelError> {
+        let (ctx, c) = (self.ctx, self.ctx.config);
+        let engram = c.engram.as_ref().expect("a layer with a table has a configuration");
+        let width = engram.columns() * engram.width;
+        host.resize(ctx.rows * width, 0.0);
+        let values = host.chunks_exact_mut(engram.width);
+        for ((row, bytes), values) in rows.iter().zip(bytes.chunks_exact(engram.row_bytes)).zip(values) {
+            engram.decode(bytes, values).map_err(|what| ModelError::RowData { layer, row: *row, what })?;
+        }
+        ctx.backend.upload(&host[..ctx.rows * width], &mut self.work.engram_rows, 0)?;
+        self.show(Point::EngramEmbedding, layer, width, |w| &w.engram_rows)?;
+        self.engram_gate(layer)?;
+        Ok(self.show(Point::EngramGate, layer, c.streams, |w| &w.engram_gates)?)
+    }
+
+    /// Keys and value from the rows, then the gated addition to each stream.
+    fn engram_gate(&mut self, layer: usize) -> Result<(), BackendError> {
+        let (ctx, w) = (self.ctx, &mut *self.work);
+        let weights = ctx.layer(layer).engram.as_ref().expect("loaded for layers with a table");
+        ctx.matmul(&weights.keys_value, &w.engram_rows, &mut w.engram_kv)?;
+        let op = ops::EngramGate {
+            keys_value: &w.engram_kv,
+            q_norm: &weights.q_norm,
+            k_norm: &weights.k_norm,
+            rows: ctx.rows,
+            stream_count: ctx.config.streams,
+            hidden: ctx.config.hidden,
+            rms_eps: ctx.config.rms_eps,
+            floor: GATE_FLOOR,
+        };
+        ctx.backend.engram_gate(op, &mut w.streams, &mut w.engram_gates)
+    }
+}

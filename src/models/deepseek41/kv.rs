@@ -1,0 +1,117 @@
+//! State of one sequence (spec 5.1): window rings, compressed rows, index keys, open pairs, last tokens.
+//! Never changes what is at or before `len` until a chunk is complete, so a failed chunk leaves no trace.
+//! Surprising fact: rings are longer than the window by one chunk. A whole chunk is written before it is attended, and
+//! what it overwrites is older than anything that the rows at `len` still see.
+
+use super::config::Config;
+use crate::backend::{Backend, BackendError};
+use crate::models::RunnerOptions;
+use crate::units::TokenId;
+
+/// Values and gates of a token whose pair is not complete.
+pub struct OpenPair<B: Backend> {
+    pub values: B::Buf,
+    pub gates: B::Buf,
+}
+
+/// What one owner layer keeps of all tokens.
+pub struct OwnerState<B: Backend> {
+    /// `[ctx / ratio + 1, head_dim]`: rotated and rounded.
+    pub rows: B::Buf,
+    /// `[ctx / ratio + 1, index_dim]`, where the owner makes index keys.
+    pub keys: Option<B::Buf>,
+    /// Ratio 2: the pair as of `len`, and the one that the chunk under way leaves.
+    pub open: Option<[OpenPair<B>; 2]>,
+}
+
+/// State of one sequence.
+pub struct KvState<B: Backend> {
+    /// `[window_slots, head_dim]` a layer; position `p` is in slot `p mod window_slots`.
+    pub windows: Vec<B::Buf>,
+    pub window_slots: usize,
+    pub owners: Vec<OwnerState<B>>,
+    /// Which of the two open pairs is the one as of `len`.
+    pub open_now: usize,
+    /// The last tokens, oldest first: as many as an n-gram looks back.
+    pub tail: Vec<TokenId>,
+    /// Complete tokens.
+    pub len: usize,
+}
+
+/// Name and values of one buffer of the state.
+type Span = (&'static str, usize);
+
+/// Buffers of one owner: rows, index keys, open pairs (0 = not kept).
+fn owner_spans(config: &Config, owner: usize, ctx: usize) -> [Span; 3] {
+    let plan = config.layers[config.owners[owner]];
+    let rows = config.owner_rows(owner, ctx);
+    [
+        ("compressed rows", rows * config.head_dim),
+        ("index keys", if plan.makes_keys { rows * config.index_dim } else { 0 }),
+        ("open pair", if plan.ratio == 2 { config.head_dim } else { 0 }),
+    ]
+}
+
+/// Bytes of the state at these options.
+pub fn kv_bytes(config: &Config, options: &RunnerOptions) -> u64 {
+    let windows = config.layers.len() * (config.window + options.chunk) * config.head_dim;
+    let owners: usize = (0..config.owners.len())
+        .map(|owner| {
+            let [rows, keys, open] = owner_spans(config, owner, options.ctx);
+            rows.1 + keys.1 + 4 * open.1
+        })
+        .sum();
+    4 * (windows + owners) as u64
+}
+
+impl<B: Backend> KvState<B> {
+    /// An empty state for up to `ctx` tokens.
+    pub fn new(config: &Config, options: &RunnerOptions, backend: &B) -> Result<Self, BackendError> {
+        let window_slots = config.window + options.chunk;
+        let windows = (0..config.layers.len())
+            .map(|_| backend.alloc("window rows", window_slots * config.head_dim))
+            .collect::<Result<_, _>>()?;
+        let owners = (0..config.owners.len())
+            .map(|owner| {
+                let [rows, keys, open] = owner_spans(config, owner, options.ctx);
+                let pair = || -> Result<OpenPair<B>, BackendError> {
+                    Ok(OpenPair { values: backend.alloc(open.0, open.1)?, gates: backend.alloc(open.0, open.1)? })
+                };
+                Ok(OwnerState {
+                    rows: backend.alloc(rows.0, rows.1)?,
+                    keys: (keys.1 > 0).then(|| backend.alloc(keys.0, keys.1)).transpose()?,
+                    open: if open.1 > 0 { Some([pair()?, pair()?]) } else { None },
+                })
+            })
+            .collect::<Result<_, BackendError>>()?;
+        Ok(Self { windows, window_slots, owners, open_now: 0, tail: Vec::new(), len: 0 })
+    }
+
+    /// Forgets all tokens. Buffers keep their bytes: nothing behind `len` is ever read.
+    pub fn reset(&mut self) {
+        self.len = 0;
+        self.tail.clear();
+    }
+
+    /// Accepts a chunk that went through all layers.
+    pub fn commit(&mut self, tokens: &[TokenId], look_back: usize) {
+        self.len += tokens.len();
+        // An even length leaves no open pair; an odd one left it in the other buffer.
+        self.open_now ^= 1;
+        self.tail.extend_from_slice(&tokens[tokens.len().saturating_sub(look_back)..]);
+        let old = self.tail.len().saturating_sub(look_back);
+        self.tail.drain(..old);
+    }
+
+    /// Bytes that the buffers really take.
+    pub fn allocated_bytes(&self, backend: &B) -> u64 {
+        let mut values: usize = self.windows.iter().map(|w| backend.len(w)).sum();
+        for owner in &self.owners {
+            values += backend.len(&owner.rows) + owner.keys.as_ref().map_or(0, |k| backend.len(k));
+            for pair in owner.open.iter().flatten() {
+                values += backend.len(&pair.values) + backend.len(&pair.gates);
+            }
+        }
+        4 * values as u64
+    }
+}

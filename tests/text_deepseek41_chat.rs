@@ -1,0 +1,58 @@
+//! V4.1 prompts against the publisher's own encoder, text and special ranges alike.
+//! Reads the shared reference data and says so where that is missing; never writes an expectation of its own.
+
+mod text_support;
+
+use ds4::models::deepseek41::chat::{PromptOptions, Thinking, render};
+use ds4::text::chat::{Message, ToolDefinition};
+use ds4::text::{Segment, joined};
+use serde_json::Value;
+use text_support::{read_json, shared};
+
+fn list<'v, T>(value: &'v Value, read: impl Fn(&'v Value) -> T) -> Vec<T> {
+    value.as_array().map(|items| items.iter().map(read).collect()).unwrap_or_default()
+}
+
+/// Character ranges of the special segments.
+fn special_ranges(segments: &[Segment]) -> Vec<[u64; 2]> {
+    let mut ranges = Vec::new();
+    let mut at = 0;
+    for segment in segments {
+        match segment {
+            Segment::Plain(text) => at += text.chars().count() as u64,
+            Segment::Special(text) => {
+                let end = at + text.chars().count() as u64;
+                ranges.push([at, end]);
+                at = end;
+            }
+        }
+    }
+    ranges
+}
+
+#[test]
+fn prompts_equal_the_publishers() {
+    let Some(path) = shared("chat/deepseek_encoder.json") else { return };
+    let golden = read_json(&path);
+    let mut checked = 0;
+    for prompt in golden["prompts"].as_array().unwrap() {
+        if prompt["model"] != "DeepSeek-V4.1-Flash" {
+            continue;
+        }
+        let request = &golden["requests"][prompt["case"].as_str().unwrap()];
+        let messages = list(&request["messages"], |message| Message::from_json(message).unwrap());
+        let tools = list(&request["tools"], |tool| ToolDefinition::from_json(tool).unwrap());
+        let thinking = match (prompt["thinking"].as_bool().unwrap(), prompt["reasoning_effort"].as_str()) {
+            (false, _) => Thinking::Off,
+            (true, None) => Thinking::DEFAULT,
+            (true, Some(effort)) => Thinking::effort(effort).unwrap(),
+        };
+        let segments = render(&messages, &PromptOptions { thinking, tools: &tools, ..Default::default() }).unwrap();
+        assert_eq!(joined(&segments), prompt["prompt"].as_str().unwrap(), "{} {thinking:?}", prompt["case"]);
+        let expected =
+            list(&prompt["special_ranges"], |range| [range[0].as_u64().unwrap(), range[1].as_u64().unwrap()]);
+        assert_eq!(special_ranges(&segments), expected, "{} {thinking:?}", prompt["case"]);
+        checked += 1;
+    }
+    assert_eq!(checked, 48);
+}
