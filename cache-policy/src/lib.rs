@@ -6,14 +6,22 @@
 
 extern crate alloc;
 
+mod chain;
+mod decay;
 pub mod directory;
+mod echo;
 pub mod ids;
+mod key_table;
 pub mod lru;
 pub mod plan;
+pub mod policies;
 pub mod policy;
+mod ranking;
+mod shadow;
 pub mod sim;
 
 pub use directory::{ClassShape, Directory, Placement, RouteError};
 pub use ids::{Bytes, ExpertIdx, ExpertKey, LayerIdx, Phase};
 pub use lru::Lru;
+pub use policies::{UnknownPolicy, by_name};
 pub use policy::{Epoch, Policy};
