@@ -5,7 +5,7 @@
 use crate::policy::Epoch;
 
 /// Above this weight the owner divides everything by it; far below the largest f32.
-const WEIGHT_MAX: f64 = 1.1529215046068470e18; // 2^60
+const WEIGHT_MAX: f64 = (1u64 << 60) as f64;
 
 /// Weight of one use, doubling every half-life.
 #[derive(Clone, Copy, Debug)]

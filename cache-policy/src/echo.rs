@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 
 use crate::ids::ExpertKey;
 use crate::key_table::KeyTable;
+use crate::mix::mix;
 
 /// Uses remembered (8 bytes each): 4,369 tokens of 240 uses.
 const USES_MAX: u64 = 1 << 20;
@@ -227,13 +228,6 @@ impl Echo {
     fn set_due(&mut self, key: ExpertKey, wait: u64) {
         *self.due.at(key) = Due { stretch: self.stretch, token: self.tokens - 1 + wait };
     }
-}
-
-/// Finaliser of MurmurHash3 (Appleby, public domain constants).
-fn mix(mut x: u64) -> u64 {
-    x = (x ^ x >> 33).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
-    x = (x ^ x >> 33).wrapping_mul(0xC4CE_B9FE_1A85_EC53);
-    x ^ x >> 33
 }
 
 #[cfg(test)]

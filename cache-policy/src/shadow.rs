@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use crate::decay::Inflation;
 use crate::ids::ExpertKey;
 use crate::key_table::KeyTable;
+use crate::mix::mix;
 use crate::policy::Epoch;
 
 /// Half-lives tried, in epochs (decoded tokens).
@@ -159,8 +160,7 @@ impl Shadows {
     }
 }
 
-/// Spreads neighbouring keys over all bits (odd multiplier of the golden ratio).
+/// Spreads neighbouring keys over all bits.
 fn hash(key: ExpertKey) -> u32 {
-    let packed = u32::from(key.layer.0) << 16 | u32::from(key.expert.0);
-    (packed.wrapping_add(1).wrapping_mul(0x9E37_79B1) ^ packed >> 7).wrapping_mul(0x85EB_CA6B) >> 13
+    mix(u64::from(key.layer.0) << 16 | u64::from(key.expert.0)) as u32
 }

@@ -281,7 +281,7 @@ fn names_are_found_and_unknown_ones_are_told_the_list() {
         assert_eq!(by_name(name).expect("known")(4).name(), *name);
     }
     assert_eq!(by_name("auto").expect("known")(4).name(), policies::DEFAULT);
-    let told = by_name("mru").err().expect("unknown").to_string();
+    let told = by_name("mru").map(|_| ()).expect_err("unknown").to_string();
     let list = "lru, lfu, clock, s3-fifo, sieve, window-random, layer-aware, adaptive";
     assert_eq!(told, format!("unknown cache policy 'mru'; known: {list}"));
 }
