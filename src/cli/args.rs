@@ -145,6 +145,9 @@ pub struct StreamingArgs {
     /// Expert cache: N slots, or NGB of memory (GB = GiB) [default: what memory allows]
     #[arg(long, value_name = "N|NGB", requires = "ssd_streaming", allow_hyphen_values = true)]
     pub ssd_streaming_cache_experts: Option<String>,
+    /// Which experts leave a full cache: lru, lfu, clock, s3-fifo, sieve, window-random, layer-aware, adaptive (= auto)
+    #[arg(long, value_name = "NAME", default_value = "auto", requires = "ssd_streaming")]
+    pub cache_policy: String,
     /// Start with an empty expert cache
     #[arg(long, requires = "ssd_streaming", conflicts_with = "ssd_streaming_preload_experts")]
     pub ssd_streaming_cold: bool,

@@ -47,6 +47,8 @@ impl CliError {
 
 /// Runs `ds4`.
 pub fn main() -> ExitCode {
+    let warnings = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN);
+    warnings.without_time().with_target(false).init();
     match run::run(&Cli::from_process_args()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -4,6 +4,7 @@
 pub mod metadata;
 pub mod options;
 pub mod prepare;
+pub mod routes;
 pub mod slabs;
 pub mod stats;
 pub mod supply;
@@ -12,7 +13,7 @@ pub mod weights;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use cache_policy::Lru;
+use cache_policy::UnknownPolicy;
 use cache_policy::plan::{Plan, PlanError};
 
 use crate::backend::cpu::CpuBackend;
@@ -33,6 +34,7 @@ use crate::units::{Bytes, ExpertKey};
 use metadata::FileMetadata;
 use options::EngineOptions;
 use prepare::{Prepared, prepare};
+use routes::Routes;
 use slabs::{SlabClass, SlabError, Slabs};
 use supply::{ResidentExperts, StreamedExperts, TableRows};
 use weights::FileWeights;
@@ -58,6 +60,8 @@ pub enum EngineError {
     Rows(#[from] RowError),
     #[error(transparent)]
     System(#[from] SysError),
+    #[error(transparent)]
+    Policy(#[from] UnknownPolicy),
     #[error(transparent)]
     Plan(#[from] PlanError),
     #[error(transparent)]
@@ -102,6 +106,7 @@ pub struct Engine {
     model: Arc<dyn Model<CpuBackend>>,
     experts: Arc<dyn ExpertSupply<CpuBackend>>,
     cache: Option<Arc<ExpertCache>>,
+    routes: Option<Routes>,
     /// Experts and bytes that a preload has read.
     preloaded: (u64, Bytes),
 }
@@ -125,16 +130,19 @@ impl Engine {
         let source = FileWeights::new(&prepared.file, Arc::clone(&loaded));
         let model = models::load(&FileMetadata(prepared.file.metadata()), Arc::clone(&backend), &source)?;
         let layers = prepared.layout.experts.clone();
-        let mut preloaded = (0, Bytes(0));
+        let (mut preloaded, mut routes) = ((0, Bytes(0)), None);
         let (experts, cache): (Arc<dyn ExpertSupply<CpuBackend>>, _) = if options.is_streaming {
             let cache = Arc::new(make_cache(&prepared)?);
+            let kept = Routes::new(&prepared.layout.experts.iter().map(|l| (l.layer, l.experts)).collect::<Vec<_>>());
+            cache.set_route_sink(Some(kept.sink()));
+            routes = Some(kept);
             preloaded = preload(&cache, &prepared, progress)?;
             (Arc::new(StreamedExperts::new(Arc::clone(&cache), layers)), Some(cache))
         } else {
             let resident = ResidentExperts::new(loaded, layers).ok_or(EngineError::ExpertTensors)?;
             (Arc::new(resident), None)
         };
-        Ok(Self { prepared, backend, model, experts, cache, preloaded })
+        Ok(Self { prepared, backend, model, experts, cache, routes, preloaded })
     }
 
     /// A fresh sequence with the planned context.
@@ -188,6 +196,15 @@ impl Engine {
         self.cache.as_deref()
     }
 
+    /// Best possible hit rate of this run's requests with the same slots, from an empty cache; `None` without requests.
+    pub fn best_hit_rate(&self) -> Option<f64> {
+        let classes = self.prepared.classes.iter().zip(&self.prepared.plan.classes);
+        let shapes: Vec<_> = classes.map(|(class, planned)| class.shape(planned.slots as usize)).collect();
+        let best = self.routes.as_ref()?.optimum(&shapes);
+        let uses = best.hits + best.misses;
+        (uses > 0).then(|| best.hits as f64 / uses as f64)
+    }
+
     /// The reader of the model file.
     pub fn reader(&self) -> &dyn Reader {
         self.prepared.reader.as_ref()
@@ -227,7 +244,7 @@ fn make_cache(prepared: &Prepared) -> Result<ExpertCache, EngineError> {
         layout: &prepared.layout.experts,
         classes: &prepared.classes,
         memory: slabs.slots,
-        policy: &|slots| Box::new(Lru::new(slots)),
+        policy: &prepared.policy,
         hold_wait: expert_cache::HOLD_WAIT,
     })?)
 }

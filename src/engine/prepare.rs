@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use cache_policy::plan::{self, ClassRequest, Plan, Request};
+use cache_policy::policies::{MakePolicy, by_name};
 
 use crate::engine::EngineError;
 use crate::engine::metadata::{FileMetadata, vocabulary};
@@ -31,6 +32,7 @@ pub struct Prepared {
     pub plan: Plan,
     /// What deserves a line before the run: slower paths, lengths beyond training.
     pub notices: Vec<String>,
+    pub(super) policy: MakePolicy,
     pub(super) reader: Arc<dyn Reader>,
     pub(super) rows: Option<Arc<RowTables>>,
     pub(super) classes: Vec<SizeClass>,
@@ -41,6 +43,7 @@ pub struct Prepared {
 /// # Errors
 /// Whatever is wrong with the file, and the planner's refusals.
 pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
+    let policy = by_name(&options.policy)?;
     let file = GgufFile::open(&options.model)?;
     let config = models::config(&FileMetadata(file.metadata()))?;
     let layout = Layout::from_gguf(&file)?;
@@ -60,7 +63,7 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
     let alignment = if options.is_streaming { reader.alignment() } else { Alignment::NONE };
     let classes = size_classes(&layout.experts, alignment)?;
     let plan = make_plan(options, config.as_ref(), &layout, &classes, &runner, rows.as_deref())?;
-    Ok(Prepared { file, layout, config, tokenizer, runner, plan, notices, reader, rows, classes })
+    Ok(Prepared { file, layout, config, tokenizer, runner, plan, notices, policy, reader, rows, classes })
 }
 
 /// The tokenizer of a file and its architecture, without looking at anything else.
