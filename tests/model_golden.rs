@@ -153,7 +153,7 @@ fn fixtures_through_a_converted_file() {
         let golden = Golden::open(&fixture(name).join("golden.safetensors"));
         for level in SimdLevel::ALL.into_iter().filter(|level| *level <= SimdLevel::detect()) {
             let options = whole(&golden, false);
-            let setup = setup_over(&converted, &converted, (2, Arithmetic::Quality, level), options, 8);
+            let setup = setup_over(&converted.metadata(), &converted, (2, Arithmetic::Quality, level), options, 8);
             check_setup(name, level.name(), &golden, setup, 3e-3);
         }
     }

@@ -63,7 +63,7 @@ fn pass(dir: &Path, arrays: &mut Arrays, kv_exact: bool) -> Outcome {
     let converted = Converted::native(dir);
     let cpu = (2, Arithmetic::Quality, SimdLevel::detect());
     let options = RunnerOptions { ctx: 2048, chunk: 250, kv_exact };
-    let mut setup = setup_over(&converted, &converted, cpu, options, 24);
+    let mut setup = setup_over(&converted.metadata(), &converted, cpu, options, 24);
     let mut seen = Recorder::default();
     let all = run(&mut *setup.runner, &tokens[..2000], &[2000], Some(&mut seen));
     let rows: Vec<&[f32]> = all.chunks_exact(4096).collect();

@@ -7,7 +7,6 @@ use std::path::Path;
 
 use ds4::backend::SharedBytes;
 use ds4::engine::metadata::FileMetadata;
-use ds4::models::metadata::{MetaValue, MetadataView};
 use ds4::models::weights::{TensorShape, WeightSource};
 use ds4::storage::convert::{ALIGNMENT, BaseRecipe, Options, Recipe, convert};
 use ds4::storage::gguf::GgufFile;
@@ -35,19 +34,10 @@ impl Converted {
         let bytes = std::sync::Arc::new(std::fs::read(&output).unwrap());
         Self { file: GgufFile::open(&output).unwrap(), bytes }
     }
-}
 
-impl MetadataView for Converted {
-    fn get(&self, key: &str) -> Option<MetaValue<'_>> {
-        let value = FileMetadata(self.file.metadata()).get(key)?;
-        Some(match value {
-            MetaValue::Text(_) => MetaValue::Text(self.file.metadata().str(key).unwrap()),
-            MetaValue::Uint(v) => MetaValue::Uint(v),
-            MetaValue::Float(v) => MetaValue::Float(v),
-            MetaValue::Bool(v) => MetaValue::Bool(v),
-            MetaValue::Uints(v) => MetaValue::Uints(v),
-            MetaValue::Other(v) => MetaValue::Other(v),
-        })
+    /// The metadata as models see it.
+    pub fn metadata(&self) -> FileMetadata<'_> {
+        FileMetadata(self.file.metadata())
     }
 }
 
