@@ -11,6 +11,7 @@ pub mod supply;
 pub mod weights;
 
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use cache_policy::UnknownPolicy;
@@ -25,7 +26,7 @@ use crate::models::{self, Model, ModelError, ModelRunner, RunnerOptions};
 use crate::storage::expert_cache::{self, CacheError, CacheParts, ExpertCache};
 use crate::storage::gguf::{GgufError, MetadataError};
 use crate::storage::layout::LayoutError;
-use crate::storage::reader::{OpenError, Reader};
+use crate::storage::reader::{FileChange, OpenError, Reader};
 use crate::storage::row_table::{RowError, RowTables};
 use crate::storage::weights::{LoadOptions, ResidentWeights, WeightsError};
 use crate::sys::{self, SysError};
@@ -83,6 +84,8 @@ pub enum EngineError {
          smaller cache budget"
     )]
     CtxTooLarge { ctx: usize, needed: Bytes, room: Bytes },
+    #[error("{}: the file changed while it was opened: {change}; start again with the file in place", path.display())]
+    Changed { path: PathBuf, change: FileChange },
     #[error("interrupted")]
     Interrupted,
 }
@@ -232,7 +235,11 @@ fn load_weights(
     let report = |done, total| {
         let _ = progress(Step::Weights, done, total);
     };
-    Ok(Arc::new(ResidentWeights::load(prepared.file.path(), &tensors, &options, &report)?))
+    let loaded = ResidentWeights::load(prepared.file.path(), &tensors, &options, &report)?;
+    // Header, weights and streamed reads open the file one after another; it must be one file to all of them.
+    let same = prepared.file.identity().compare(loaded.identity()).and_then(|()| prepared.reader.check_file());
+    same.map_err(|change| EngineError::Changed { path: prepared.file.path().to_owned(), change })?;
+    Ok(Arc::new(loaded))
 }
 
 fn make_cache(prepared: &Prepared) -> Result<ExpertCache, EngineError> {

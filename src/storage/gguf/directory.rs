@@ -6,13 +6,13 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::BufReader;
 use std::ops::Deref;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::error::GgufError;
 use super::metadata::Metadata;
 use super::read::parse;
 use crate::quant::QuantType;
+use crate::storage::reader::FileIdentity;
 
 /// One tensor of the directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,28 +89,6 @@ impl Directory {
     /// Length of the file when it was parsed, bytes.
     pub fn file_len(&self) -> u64 {
         self.file_len
-    }
-}
-
-/// What must stay the same for a file to be the one that was parsed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileIdentity {
-    pub device: u64,
-    pub inode: u64,
-    pub len: u64,
-    /// Modification time, ns since 1970.
-    pub modified_ns: i128,
-}
-
-impl FileIdentity {
-    /// The identity of an open file.
-    ///
-    /// # Errors
-    /// Those of `fstat`.
-    pub fn of(file: &File) -> std::io::Result<Self> {
-        let m = file.metadata()?;
-        let modified_ns = i128::from(m.mtime()) * 1_000_000_000 + i128::from(m.mtime_nsec());
-        Ok(Self { device: m.dev(), inode: m.ino(), len: m.len(), modified_ns })
     }
 }
 
