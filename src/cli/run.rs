@@ -167,10 +167,10 @@ fn answer_once(
             })
             .map_err(from_generate)?;
         if let Some(error) = failure {
-            return Err(CliError::failed(format!("cannot write the answer: {error}")));
+            return Err(CliError::output(error));
         }
         if !answer.text.is_empty() {
-            output::line("").map_err(CliError::failed)?;
+            output::line("").map_err(CliError::output)?;
         }
         // The last token was chosen but not computed; its logits are part of the dump.
         let has_room = timeline.tokens().len() < timeline.ctx();

@@ -1,6 +1,7 @@
 //! Opens a model file, plans memory, and wires models to storage: the only module that sees both sides.
 //! Never computes and never parses. Surprising fact: nothing large is allocated before the plan is made and accepted.
 
+mod checked_runner;
 pub mod metadata;
 pub mod options;
 pub mod prepare;
@@ -11,7 +12,7 @@ pub mod supply;
 pub mod weights;
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cache_policy::UnknownPolicy;
@@ -32,6 +33,7 @@ use crate::storage::weights::{LoadOptions, ResidentWeights, WeightsError};
 use crate::sys::{self, SysError};
 use crate::text::tokenizer::{Tokenizer, TokenizerError};
 use crate::units::{Bytes, ExpertKey};
+use checked_runner::CheckedRunner;
 use metadata::FileMetadata;
 use options::EngineOptions;
 use prepare::{Prepared, prepare};
@@ -88,6 +90,16 @@ pub enum EngineError {
     Changed { path: PathBuf, change: FileChange },
     #[error("interrupted")]
     Interrupted,
+    /// What is wrong with the contents of a file.
+    #[error("{}: {error}", path.display())]
+    In { path: PathBuf, error: Box<EngineError> },
+}
+
+impl EngineError {
+    /// This error, found in the file at `path`.
+    fn inside(self, path: &Path) -> Self {
+        Self::In { path: path.to_owned(), error: Box::new(self) }
+    }
 }
 
 /// A step of opening that takes time.
@@ -131,7 +143,8 @@ impl Engine {
             Arc::new(CpuBackend::new(threads, options.arithmetic, options.simd.unwrap_or_else(SimdLevel::detect))?);
         let loaded = load_weights(&prepared, options.is_streaming, threads, progress)?;
         let source = FileWeights::new(&prepared.file, Arc::clone(&loaded));
-        let model = models::load(&FileMetadata(prepared.file.metadata()), Arc::clone(&backend), &source)?;
+        let model = models::load(&FileMetadata(prepared.file.metadata()), Arc::clone(&backend), &source)
+            .map_err(|e| EngineError::from(e).inside(prepared.file.path()))?;
         let layers = prepared.layout.experts.clone();
         let (mut preloaded, mut routes) = ((0, Bytes(0)), None);
         let (experts, cache): (Arc<dyn ExpertSupply<CpuBackend>>, _) = if options.is_streaming {
@@ -158,7 +171,11 @@ impl Engine {
 
     fn runner_with(&self, options: RunnerOptions) -> Result<Box<dyn ModelRunner>, EngineError> {
         let rows = self.prepared.rows.clone().map(|rows| Arc::new(TableRows(rows)) as Arc<dyn RowSupply>);
-        Ok(Arc::clone(&self.model).runner(options, Arc::clone(&self.experts), rows)?)
+        let reads_on = self.cache.is_some() || rows.is_some();
+        let inner = Arc::clone(&self.model).runner(options, Arc::clone(&self.experts), rows)?;
+        let reader = Arc::clone(&self.prepared.reader);
+        // Once everything is in memory the file no longer matters.
+        Ok(if reads_on { Box::new(CheckedRunner { inner, reader }) } else { inner })
     }
 
     /// A fresh sequence with another context length, in place of one with the planned length, which the caller has dropped.

@@ -45,9 +45,10 @@ pub struct Prepared {
 pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
     let policy = by_name(&options.policy)?;
     let file = GgufFile::open(&options.model)?;
-    let config = models::config(&FileMetadata(file.metadata()))?;
-    let layout = Layout::from_gguf(&file)?;
-    let tokenizer = Tokenizer::new(vocabulary(file.metadata())?)?;
+    let inside = |error: EngineError| error.inside(&options.model);
+    let config = models::config(&FileMetadata(file.metadata())).map_err(|e| inside(e.into()))?;
+    let layout = Layout::from_gguf(&file).map_err(|e| inside(e.into()))?;
+    let tokenizer = read_tokenizer(&file).map_err(inside)?;
     let mut notices = Vec::new();
     let runner = runner_options(options, config.as_ref(), &mut notices);
     let reader = match &options.reader {
@@ -72,8 +73,12 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
 /// Whatever is wrong with the header or the vocabulary.
 pub fn tokenizer(model: &Path) -> Result<(Tokenizer, String), EngineError> {
     let file = GgufFile::open(model)?;
-    let arch = file.metadata().str("general.architecture")?.to_owned();
-    Ok((Tokenizer::new(vocabulary(file.metadata())?)?, arch))
+    let arch = file.metadata().str("general.architecture").map_err(|e| EngineError::from(e).inside(model))?.to_owned();
+    Ok((read_tokenizer(&file).map_err(|e| e.inside(model))?, arch))
+}
+
+fn read_tokenizer(file: &GgufFile) -> Result<Tokenizer, EngineError> {
+    Ok(Tokenizer::new(vocabulary(file.metadata())?)?)
 }
 
 fn runner_options(options: &EngineOptions, config: &dyn ModelConfig, notices: &mut Vec<String>) -> RunnerOptions {

@@ -109,6 +109,10 @@ impl GgufFile {
         let path = path.as_ref();
         let inside = |source: GgufError| GgufError::In { path: path.to_owned(), source: Box::new(source) };
         let io = |doing| move |source| inside(GgufError::Io { doing, source });
+        // Opening a pipe would wait for its writer.
+        if std::fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir()) {
+            return Err(io("cannot open")(std::io::Error::other("not a regular file")));
+        }
         let file = File::open(path).map_err(io("cannot open"))?;
         let identity = FileIdentity::of(&file).map_err(io("cannot stat"))?;
         let directory = parse(BufReader::with_capacity(1 << 18, file), identity.len).map_err(inside)?;
