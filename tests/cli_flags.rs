@@ -144,6 +144,27 @@ fn cache_budgets() {
 }
 
 #[test]
+fn policies() {
+    let text = answer(&["-p", "x", "-n", "30"]);
+    let misses: BTreeSet<u64> = cache_policy::policies::KNOWN
+        .iter()
+        .map(|(name, _)| {
+            let path = scratch(name).join("stats.json");
+            let args = ["-p", "x", "-n", "30", "--ssd-streaming", "--ssd-streaming-cache-experts", "20"];
+            let ran = finish(
+                command().arg("-m").arg(b()).args(args).args(["--cache-policy", name, "--stats-json"]).arg(&path),
+            );
+            assert_eq!(ran.ok().text(), text, "{name}");
+            number(&json(&path), "expert_misses") as u64
+        })
+        .collect();
+    assert!(misses.len() > 1, "the policies decide alike: {misses:?}");
+    let ran = ds4_b(&["-p", "x", "--ssd-streaming", "--cache-policy", "best"]);
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.stderr.contains("known: lru, lfu"), "{}", ran.stderr);
+}
+
+#[test]
 fn readers() {
     let text = answer(&["-p", "x", "-n", "4"]);
     for io in ["auto", "uring", "pread"] {
