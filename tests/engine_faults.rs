@@ -174,10 +174,13 @@ fn copy(name: &str) -> PathBuf {
     path
 }
 
+/// Does something to the file of a running model.
+type Spoil = fn(&Path);
+
 #[test]
 fn a_real_file_that_changes_fails_the_next_pass() {
     for (io, is_streaming) in [(ReaderChoice::Uring, true), (ReaderChoice::Pread, true), (ReaderChoice::Pread, false)] {
-        let spoil: [(&str, &str, fn(&Path)); 3] = [
+        let spoil: [(&str, &str, Spoil); 3] = [
             ("short", "it was shortened from", |path| {
                 let file = std::fs::File::options().write(true).open(path).unwrap();
                 file.set_len(file.metadata().unwrap().len() / 2).unwrap();
