@@ -2,7 +2,7 @@
 //! Never guesses a unit: a bare number is a number of slots, `GB` means GiB, anything else is refused.
 //! Surprising fact: fractions are read exactly, in integers, so `0.1GB` is the same number of bytes everywhere.
 
-pub use cache_policy::{Bytes, ExpertIdx, ExpertKey, LayerIdx};
+pub use cache_policy::{Bytes, ExpertIdx, ExpertKey, LayerIdx, Phase};
 
 /// Index of a token in the vocabulary.
 pub type TokenId = u32;

@@ -458,6 +458,7 @@ fn inconsistent_configurations_are_refused() {
     refused(|c| c.set("compress_ratios", json!([0, 2])), "compress_ratios has 2 entries for 5 layers");
     refused(|c| c.set("rope_scaling", json!({"factor": 1})), "rope_scaling.beta_fast is missing");
     refused(|c| c.config["quantization_config"] = json!({}), "quantization_config.weight_block_size");
+    refused(|c| c.set("n_routed_experts", json!(u32::MAX)), "layers.0.ffn.experts.8.w1.weight is missing");
     refused(|c| c.set("n_routed_experts", json!(9)), "layers.0.ffn.experts.8.w1.weight is missing");
     refused(
         |c| c.set("hidden_size", json!(64)),

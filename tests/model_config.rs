@@ -210,3 +210,32 @@ fn yarn_frequencies_of_the_published_geometry() {
         assert!((f64::from(freqs[i]) / want - 1.0).abs() < 1e-6, "{i}: {} {want}", freqs[i]);
     }
 }
+
+/// The table of spec 1.2, from the arrays of the published model.
+#[test]
+fn schedule_of_the_published_model() {
+    use MetaValue::{Uint, Uints};
+    let base = Checkpoint::open(&fixture("a"));
+    let ratios = [vec![0; 2], vec![2; 18], vec![1; 20]].concat();
+    let (kv_sources, index_sources) = (vec![2, 8, 14, 20], vec![2, 8, 14, 20, 24, 28, 32, 36]);
+    let keys = [
+        ("deepseek41.num_hidden_layers", Some(Uint(40))),
+        ("deepseek41.compress_ratios", Some(Uints(ratios.clone()))),
+        ("deepseek41.kv_source_layer_ids", Some(Uints(kv_sources.clone()))),
+        ("deepseek41.index_source_layer_ids", Some(Uints(index_sources.clone()))),
+        ("deepseek41.candidate_source_layer_id", Some(Uint(20))),
+    ];
+    let config = Config::from_metadata(&Changed { base: &base, keys: keys.into() }).unwrap();
+    assert_eq!(config.owners, [2, 8, 14, 20]);
+    for (layer, plan) in config.layers.iter().enumerate() {
+        let owner = [2..8, 8..14, 14..20, 20..40].iter().position(|layers| layers.contains(&layer));
+        let selects = index_sources.contains(&(layer as u64));
+        assert_eq!(plan.ratio as u64, ratios[layer], "layer {layer}");
+        assert_eq!(plan.owner, owner, "layer {layer}");
+        assert_eq!(plan.makes_rows, kv_sources.contains(&(layer as u64)), "layer {layer}");
+        assert_eq!(plan.makes_keys, plan.makes_rows, "layer {layer}");
+        assert_eq!(plan.selects_by, owner.filter(|_| selects), "layer {layer}");
+        assert_eq!(plan.makes_candidates, layer == 20, "layer {layer}");
+        assert_eq!(plan.masked, [24, 28, 32, 36].contains(&layer), "layer {layer}");
+    }
+}

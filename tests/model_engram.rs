@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use common::checkpoint::{Checkpoint, fixture};
 use common::golden::Golden;
 use common::memory_supply::MemoryExperts;
-use common::setup::{run, setup};
+use common::setup::{run, setup, shared};
 use ds4::backend::cpu::CpuBackend;
 use ds4::backend::cpu::matmul::Arithmetic;
 use ds4::backend::cpu::simd::SimdLevel;
@@ -98,12 +98,7 @@ fn rows_of_the_published_model() {
 /// Golden vectors for other sizes; skipped with a notice where the shared folder is absent.
 #[test]
 fn rows_of_the_golden_hash_file() {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/golden/hash/ngram.json");
-    let path = [path, "/work/shared/golden/hash/ngram.json".into()].into_iter().find(|p| p.exists());
-    let Some(path) = path else {
-        println!("notice: golden/hash/ngram.json is absent, nothing compared");
-        return;
-    };
+    let Some(path) = shared("golden/hash/ngram.json") else { return };
     let file: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let mut compared = 0;
     for (name, case) in file.as_object().unwrap().iter().filter(|(name, _)| name.starts_with("engram")) {
@@ -188,7 +183,7 @@ fn a_failed_step_leaves_no_trace() {
     assert!(same, "after a failed second chunk");
 
     setup.runner.forward(&[640], Want::None, &mut |_, _| (), None).unwrap_err();
-    let error = setup.runner.forward(&vec![0; 11], Want::None, &mut |_, _| (), None).unwrap_err();
+    let error = setup.runner.forward(&[0; 11], Want::None, &mut |_, _| (), None).unwrap_err();
     assert!(matches!(error, ModelError::Context { len: 90, more: 11, ctx: 100 }), "{error}");
     assert_eq!(setup.runner.len(), 90);
 }

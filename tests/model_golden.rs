@@ -5,18 +5,31 @@
 mod common;
 
 use common::checkpoint::fixture;
+use common::gguf_file::Converted;
 use common::golden::{Golden, argmax, check_close};
 use common::recorder::Recorder;
-use common::setup::{Setup, run, setup};
+use common::setup::{Setup, run, setup, setup_over};
+use ds4::backend::cpu::matmul::Arithmetic;
+use ds4::backend::cpu::simd::SimdLevel;
 use ds4::models::deepseek41::Config;
 use ds4::models::probe::Point;
 use ds4::models::{RunnerOptions, Want};
 
+/// Options that take the whole prompt in one go.
+fn whole(golden: &Golden, kv_exact: bool) -> RunnerOptions {
+    let len = golden.tokens().len();
+    RunnerOptions { ctx: len + 40, chunk: len, kv_exact }
+}
+
 fn check_golden(name: &str, file: &str, kv_exact: bool, limit: f32) {
     let golden = Golden::open(&fixture(name).join(file));
+    let setup = setup(&fixture(name), 2, whole(&golden, kv_exact), 8);
+    check_setup(name, file, &golden, setup, limit);
+}
+
+fn check_setup(name: &str, file: &str, golden: &Golden, setup: Setup, limit: f32) {
     let tokens = golden.tokens();
-    let options = RunnerOptions { ctx: tokens.len() + 40, chunk: tokens.len(), kv_exact };
-    let Setup { config, mut runner, .. } = setup(&fixture(name), 2, options, 8);
+    let Setup { config, mut runner, .. } = setup;
     let mut seen = Recorder::default();
     let logits = run(&mut *runner, &tokens, &[usize::MAX], Some(&mut seen));
     let rows: Vec<&[f32]> = logits.chunks_exact(config.vocab).collect();
@@ -41,9 +54,9 @@ fn check_golden(name: &str, file: &str, kv_exact: bool, limit: f32) {
             check_close(&format!("{array} of layer {layer}"), &got, &want.f32s[layer * part..][..part], limit);
         }
     }
-    check_routes(&golden, &config, &seen, tokens.len(), limit);
-    check_selections(&golden, &config, &seen, tokens.len());
-    check_engram(&golden, &config, &seen, &positions, limit);
+    check_routes(golden, &config, &seen, tokens.len(), limit);
+    check_selections(golden, &config, &seen, tokens.len());
+    check_engram(golden, &config, &seen, &positions, limit);
 
     let mut continuation = Vec::new();
     let mut next = argmax(rows[tokens.len() - 1]);
@@ -130,6 +143,20 @@ fn fixture_a() {
 #[test]
 fn fixture_b() {
     check_golden("b", "golden.safetensors", false, 3e-3);
+}
+
+/// The converter's lossless output, in its stored types, on every instruction set.
+#[test]
+fn fixtures_through_a_converted_file() {
+    for name in ["a", "b"] {
+        let converted = Converted::native(&fixture(name));
+        let golden = Golden::open(&fixture(name).join("golden.safetensors"));
+        for level in SimdLevel::ALL.into_iter().filter(|level| *level <= SimdLevel::detect()) {
+            let options = whole(&golden, false);
+            let setup = setup_over(&converted.metadata(), &converted, (2, Arithmetic::Quality, level), options, 8);
+            check_setup(name, level.name(), &golden, setup, 3e-3);
+        }
+    }
 }
 
 /// Thread count, chunk borders (odd ones, too), the chunk capacity and the number of leased experts change no bit.

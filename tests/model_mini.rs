@@ -5,20 +5,18 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
+use common::gguf_file::Converted;
 use common::golden::{argmax, check_close};
 use common::recorder::Recorder;
-use common::setup::{Setup, run, setup};
+use common::setup::{Setup, run, setup_over, shared};
+use ds4::backend::cpu::matmul::Arithmetic;
+use ds4::backend::cpu::simd::SimdLevel;
 use ds4::models::probe::Point;
 use ds4::models::{RunnerOptions, Want};
 use npyz::npz::NpzArchive;
 
 fn folder() -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/models/ds41-mini");
-    let found = [path, "/work/shared/models/ds41-mini".into()].into_iter().find(|p| p.join("golden.npz").exists());
-    if found.is_none() {
-        println!("notice: models/ds41-mini is absent, nothing compared");
-    }
-    found
+    shared("models/ds41-mini")
 }
 
 struct Arrays(NpzArchive<std::io::BufReader<std::fs::File>>);
@@ -62,7 +60,10 @@ struct Outcome {
 /// The golden tokens in chunks of 250 positions.
 fn pass(dir: &Path, arrays: &mut Arrays, kv_exact: bool) -> Outcome {
     let tokens: Vec<u32> = arrays.ints("tokens").iter().map(|t| *t as u32).collect();
-    let mut setup = setup(dir, 2, RunnerOptions { ctx: 2048, chunk: 250, kv_exact }, 24);
+    let converted = Converted::native(dir);
+    let cpu = (2, Arithmetic::Quality, SimdLevel::detect());
+    let options = RunnerOptions { ctx: 2048, chunk: 250, kv_exact };
+    let mut setup = setup_over(&converted.metadata(), &converted, cpu, options, 24);
     let mut seen = Recorder::default();
     let all = run(&mut *setup.runner, &tokens[..2000], &[2000], Some(&mut seen));
     let rows: Vec<&[f32]> = all.chunks_exact(4096).collect();

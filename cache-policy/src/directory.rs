@@ -88,6 +88,10 @@ pub struct Directory {
     serial: u64,
     epoch: Epoch,
     last_layer: Option<LayerIdx>,
+    /// Whether `begin_token` started the epoch and no request has come since.
+    is_announced: bool,
+    /// Epoch up to which an expert is used or expected: a prefetch takes no such slot.
+    wanted_until: Vec<Epoch>,
 }
 
 impl Directory {
@@ -115,6 +119,8 @@ impl Directory {
             serial: 0,
             epoch: Epoch(0),
             last_layer: None,
+            is_announced: false,
+            wanted_until: alloc::vec![Epoch(0); experts_total],
         }
     }
 
@@ -189,13 +195,17 @@ impl Directory {
         self.check(layer, ids)?;
         out.clear();
         let shape = self.layer(layer)?;
-        if self.last_layer.is_none_or(|last| layer <= last) {
+        let is_next = self.last_layer.is_none_or(|last| layer <= last);
+        if is_next && !self.is_announced {
             self.epoch.0 += 1;
         }
+        self.is_announced = false;
         self.last_layer = Some(layer);
         let epoch = self.epoch;
         for &expert in ids {
-            if self.present[shape.base + usize::from(expert.0)] {
+            let index = shape.base + usize::from(expert.0);
+            self.wanted_until[index] = epoch;
+            if self.present[index] {
                 self.classes[shape.class].policy.touch(ExpertKey { layer, expert }, epoch);
             }
         }
@@ -235,6 +245,51 @@ impl Directory {
         // Epoch 0 precedes every request: a preloaded expert is pinned by nothing.
         class.policy.insert(key, Epoch(0));
         self.present[index] = true;
+    }
+
+    /// Starts the next epoch before its first request, so that `expect` and `prefetch` can speak of it. Optional.
+    pub fn begin_token(&mut self) -> Epoch {
+        self.epoch.0 += 1;
+        self.last_layer = None;
+        self.is_announced = true;
+        self.epoch
+    }
+
+    /// Keeps a cached `key` through the current epoch, because a prediction names it. Returns whether it is cached.
+    pub fn expect(&mut self, key: ExpertKey) -> bool {
+        let (Some(index), Some(class)) = (self.index_of(key), self.class_of(key.layer)) else { return false };
+        if !self.present[index] {
+            return false;
+        }
+        self.wanted_until[index] = self.epoch;
+        self.classes[class].policy.pin(key, self.epoch);
+        true
+    }
+
+    /// Makes room for an absent `key` that a prediction names, and keeps it through the current epoch; first to leave
+    /// after that unless used. Takes no slot of an expert that is held, used in this epoch or expected in it. `None`
+    /// when the key is cached already or no slot may be taken.
+    pub fn prefetch(&mut self, key: ExpertKey, is_held: &mut dyn FnMut(ExpertKey) -> bool) -> Option<Placement> {
+        let (index, class) = (self.index_of(key)?, self.class_of(key.layer)?);
+        if self.present[index] {
+            return None;
+        }
+        let mut evict = None;
+        if self.classes[class].policy.len() >= self.classes[class].slots {
+            let (wanted_until, now, layers) = (&self.wanted_until, self.epoch, &self.layers);
+            let number = |key: ExpertKey| layers[usize::from(key.layer.0)].map(|l| l.base + usize::from(key.expert.0));
+            let mut must_stay = |key: ExpertKey| number(key).is_some_and(|i| wanted_until[i] >= now) || is_held(key);
+            let victim = self.classes[class].policy.victim(now, &mut must_stay)?;
+            let left = number(victim).expect("a victim was inserted through this directory");
+            self.present[left] = false;
+            evict = Some(victim);
+        }
+        // Epoch 0: it is not used yet, and a wrong prediction must leave no trace in the policy.
+        self.classes[class].policy.insert(key, Epoch(0));
+        self.classes[class].policy.pin(key, self.epoch);
+        self.wanted_until[index] = self.epoch;
+        self.present[index] = true;
+        Some(Placement::Fill { evict })
     }
 
     /// Takes out an expert whose bytes did not arrive.

@@ -6,14 +6,33 @@
 
 extern crate alloc;
 
+pub mod belady;
+mod chain;
+pub mod curve;
+mod decay;
 pub mod directory;
+mod echo;
 pub mod ids;
+mod key_table;
 pub mod lru;
+mod mix;
 pub mod plan;
+pub mod policies;
 pub mod policy;
+pub mod prefetch;
+mod ranking;
+pub mod route_memory;
+mod shadow;
 pub mod sim;
+pub mod trace;
 
+pub use belady::Recording;
+pub use curve::MissCurve;
 pub use directory::{ClassShape, Directory, Placement, RouteError};
 pub use ids::{Bytes, ExpertIdx, ExpertKey, LayerIdx, Phase};
 pub use lru::Lru;
+pub use policies::{UnknownPolicy, by_name};
 pub use policy::{Epoch, Policy};
+pub use prefetch::PrefetchLedger;
+pub use route_memory::RouteMemory;
+pub use trace::{Event, TraceError, TraceHeader, TraceLayer, TraceReader, TraceWriter};

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, ValueEnum};
 
+use crate::cli::{CliError, output};
+
 /// Runs mixture-of-experts language models larger than memory by streaming their experts from an SSD.
 #[derive(Parser, Debug, Clone)]
 #[command(
@@ -145,10 +147,13 @@ pub struct StreamingArgs {
     /// Expert cache: N slots, or NGB of memory (GB = GiB) [default: what memory allows]
     #[arg(long, value_name = "N|NGB", requires = "ssd_streaming", allow_hyphen_values = true)]
     pub ssd_streaming_cache_experts: Option<String>,
+    /// Which experts leave a full cache: lru, lfu, clock, s3-fifo, sieve, window-random, layer-aware, adaptive (= auto)
+    #[arg(long, value_name = "NAME", default_value = "auto", requires = "ssd_streaming")]
+    pub cache_policy: String,
     /// Start with an empty expert cache
     #[arg(long, requires = "ssd_streaming", conflicts_with = "ssd_streaming_preload_experts")]
     pub ssd_streaming_cold: bool,
-    /// Experts to load before the first token [default: as many as the cache holds]
+    /// Experts to load before the first token [default: what the cache holds, within 4 GiB of reads]
     #[arg(long, value_name = "N", requires = "ssd_streaming")]
     pub ssd_streaming_preload_experts: Option<u32>,
     /// Plan as if this much memory were in use by others
@@ -221,10 +226,28 @@ pub enum IoChoice {
 }
 
 impl Cli {
-    /// Parses the process's arguments; prints help or a usage error and exits with code 0 or 2 by itself.
-    pub fn from_process_args() -> Self {
-        Self::parse_from(rewrite(std::env::args_os()))
+    /// Parses the process's arguments.
+    ///
+    /// # Errors
+    /// What [`refuse`] tells the user, which includes help and version.
+    pub fn from_process_args() -> Result<Self, clap::Error> {
+        Self::try_parse_from(rewrite(std::env::args_os()))
     }
+}
+
+/// Prints help or version, which clap hands over as an error too; any other error becomes a sentence.
+///
+/// # Errors
+/// A usage error: what is wrong, and the hints that clap has for it, without its blocks.
+pub fn refuse(error: &clap::Error) -> Result<(), CliError> {
+    let text = error.render().to_string();
+    if !error.use_stderr() {
+        return output::answer(&text).map_err(CliError::output);
+    }
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let said = lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"));
+    let said = said.collect::<Vec<_>>().join(" ");
+    Err(CliError::usage(format!("{}; ds4 --help lists all flags", said.trim_start_matches("error: "))))
 }
 
 /// Turns `-sys` into `--system`, up to a `--`.

@@ -3,10 +3,9 @@
 //! Surprising fact: the header stands first but is written last, into room that was left for it.
 
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use tempfile::NamedTempFile;
-
+use crate::cli::whole_file::WholeFile;
 use crate::units::TokenId;
 
 /// Room for the header: two tensors with short names and numbers of at most 20 digits.
@@ -14,8 +13,7 @@ const HEADER_BYTES: usize = 512;
 
 /// A growing table of logits.
 pub struct LogitsFile {
-    path: PathBuf,
-    out: BufWriter<NamedTempFile>,
+    out: BufWriter<WholeFile>,
     vocab: usize,
     rows: usize,
 }
@@ -26,10 +24,9 @@ impl LogitsFile {
     /// # Errors
     /// When its folder cannot be written to.
     pub fn create(path: &Path, vocab: usize) -> io::Result<Self> {
-        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut out = BufWriter::with_capacity(1 << 20, NamedTempFile::new_in(folder)?);
+        let mut out = BufWriter::with_capacity(1 << 20, WholeFile::create(path)?);
         out.write_all(&[b' '; 8 + HEADER_BYTES])?;
-        Ok(Self { path: path.to_owned(), out, vocab, rows: 0 })
+        Ok(Self { out, vocab, rows: 0 })
     }
 
     /// Adds the row of the next position.
@@ -69,10 +66,7 @@ impl LogitsFile {
         self.out.seek(SeekFrom::Start(0))?;
         self.out.write_all(&(HEADER_BYTES as u64).to_le_bytes())?;
         self.out.write_all(header.as_bytes())?;
-        let file = self.out.into_inner().map_err(io::IntoInnerError::into_error)?;
-        file.as_file().sync_all()?;
-        file.persist(&self.path).map_err(|e| e.error)?;
-        Ok(())
+        self.out.into_inner().map_err(io::IntoInnerError::into_error)?.finish()
     }
 }
 

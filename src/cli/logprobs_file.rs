@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use crate::cli::whole_file::WholeFile;
 use crate::session::sampler::Choice;
 use crate::text::tokenizer::Tokenizer;
 use crate::units::TokenId;
@@ -62,11 +63,8 @@ impl LogprobsFile {
 /// # Errors
 /// A full disk, or a name that cannot be taken.
 pub fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    let mut file = WholeFile::create(path)?;
     serde_json::to_writer_pretty(&mut file, value)?;
     file.write_all(b"\n")?;
-    file.as_file().sync_all()?;
-    file.persist(path).map_err(|e| e.error)?;
-    Ok(())
+    file.finish()
 }

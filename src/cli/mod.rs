@@ -17,7 +17,9 @@ pub mod report;
 pub mod run;
 pub mod tasks;
 pub mod watch;
+pub mod whole_file;
 
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use args::Cli;
@@ -31,12 +33,23 @@ pub enum CliError {
     /// The work failed: code 1.
     #[error("{0}")]
     Failed(String),
+    /// Nobody reads stdout any more, which is no failure: code 0, and not a word.
+    #[error("nobody reads the output")]
+    Unread,
 }
 
 impl CliError {
     /// A failure of the work.
     pub fn failed(error: impl std::fmt::Display) -> Self {
         Self::Failed(error.to_string())
+    }
+
+    /// Output that could not be written.
+    pub fn output(error: std::io::Error) -> Self {
+        match error.kind() {
+            ErrorKind::BrokenPipe => Self::Unread,
+            _ => Self::Failed(format!("cannot write the answer: {error}")),
+        }
     }
 
     /// A command line that makes no sense.
@@ -47,8 +60,14 @@ impl CliError {
 
 /// Runs `ds4`.
 pub fn main() -> ExitCode {
-    match run::run(&Cli::from_process_args()) {
-        Ok(()) => ExitCode::SUCCESS,
+    let warnings = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN);
+    warnings.without_time().with_target(false).init();
+    let result = match Cli::from_process_args() {
+        Ok(cli) => run::run(&cli),
+        Err(error) => args::refuse(&error),
+    };
+    match result {
+        Ok(()) | Err(CliError::Unread) => ExitCode::SUCCESS,
         Err(error) => {
             // One line, whatever an error's own text contains.
             output::note(&error.to_string().split_whitespace().collect::<Vec<_>>().join(" "));

@@ -33,6 +33,7 @@ pub fn engine_options(cli: &Cli) -> Result<EngineOptions, CliError> {
     let streaming = &cli.streaming;
     let budget = streaming.ssd_streaming_cache_experts.as_deref().map(parse_budget).transpose();
     let budget = budget.map_err(|e| CliError::usage(format!("--ssd-streaming-cache-experts: {e}")))?;
+    cache_policy::by_name(&streaming.cache_policy).map_err(|e| CliError::usage(format!("--cache-policy: {e}")))?;
     let used = streaming.simulate_used_memory.as_deref().map(parse_gigabytes).transpose();
     let simulated_used = used.map_err(|e| CliError::usage(format!("--simulate-used-memory: {e}")))?.unwrap_or_default();
     let preload = match (streaming.ssd_streaming_cold, streaming.ssd_streaming_preload_experts) {
@@ -49,6 +50,7 @@ pub fn engine_options(cli: &Cli) -> Result<EngineOptions, CliError> {
         kv_exact: cli.model.kv_exact,
         is_streaming: streaming.ssd_streaming,
         budget,
+        policy: streaming.cache_policy.clone(),
         preload,
         simulated_used,
         io: match streaming.io {

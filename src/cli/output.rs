@@ -1,24 +1,16 @@
 //! Where text goes: answers to stdout, everything else to stderr.
-//! Never panics when the reader of stdout went away. Surprising fact: a closed stdout ends the program quietly with code 0, since
-//! `ds4 | head` is a wish, not an error.
+//! Never panics when the reader of stdout went away, and never exits by itself: half-written files must still be taken away.
+//! Surprising fact: a closed stdout ends the program quietly with code 0, since `ds4 | head` is a wish, not an error.
 
-use std::io::{self, ErrorKind, Write};
-
-/// Ends the process quietly if nobody reads stdout any more; hands on any other error.
-fn or_gone(result: io::Result<()>) -> io::Result<()> {
-    match result {
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
-        other => other,
-    }
-}
+use std::io::{self, Write};
 
 /// Writes a piece of an answer and shows it at once.
 ///
 /// # Errors
-/// A full disk behind a redirection, for example.
+/// A full disk behind a redirection, for example; `BrokenPipe` when nobody reads any more.
 pub fn answer(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    or_gone(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+    out.write_all(text.as_bytes()).and_then(|()| out.flush())
 }
 
 /// Writes one line of output.

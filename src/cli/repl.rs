@@ -46,6 +46,8 @@ pub fn run(cli: &Cli, engine: &Engine, sampler: Sampler, interrupt: &Interrupt) 
             Ok(line) => match repl.handle(&line) {
                 Ok(Flow::Continue) => {}
                 Ok(Flow::Stop) => break,
+                // Nobody is there to talk to.
+                Err(CliError::Unread) => break,
                 Err(error) => note(&error.to_string()),
             },
             // At the prompt there is nothing to stop: Ctrl-C clears the line.
@@ -151,7 +153,10 @@ impl<'a> Repl<'a> {
                 if failure.is_some() || interrupt.is_set() { Flow::Stop } else { Flow::Continue }
             })
             .map_err(from_generate)?;
-        output::line("").map_err(CliError::failed)?;
+        if let Some(error) = failure {
+            return Err(CliError::output(error));
+        }
+        output::line("").map_err(CliError::output)?;
         interrupt.clear();
         let (reasoning, content) = split_reasoning(&answer.text);
         self.messages.push(Message { reasoning, ..Message::new(Role::Assistant, content) });
@@ -175,7 +180,7 @@ impl<'a> Repl<'a> {
                 format!("prefill: {:.2} t/s, generation: {:.2} t/s", last.prefill_tps(), last.decode_tps())
             }
         });
-        failure.map_or(Ok(()), |e| Err(CliError::failed(format!("cannot write the answer: {e}"))))
+        Ok(())
     }
 
     fn clear(&mut self) {

@@ -30,12 +30,14 @@ fn streaming(stats: &RunStats) -> Vec<String> {
     let tokens = (stats.generated_tokens + stats.prompt_tokens).max(1);
     vec![
         format!(
-            "expert cache: {} slots ({}), {} hits, {} misses, {:.1} % hit rate ({:.1} % in decode), {} evictions",
+            "expert cache: {} slots ({}), {} hits, {} misses, {:.1} % hit rate (best possible {:.1} % from an empty cache), \
+             {:.1} % in decode, {} evictions",
             stats.cache_slots,
             Bytes(stats.cache_bytes),
             stats.expert_hits,
             stats.expert_misses,
             100.0 * stats.expert_hit_rate,
+            100.0 * stats.best_hit_rate,
             100.0 * stats.decode_hit_rate,
             stats.evictions
         ),

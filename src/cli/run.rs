@@ -167,16 +167,15 @@ fn answer_once(
             })
             .map_err(from_generate)?;
         if let Some(error) = failure {
-            return Err(CliError::failed(format!("cannot write the answer: {error}")));
+            return Err(CliError::output(error));
         }
         if !answer.text.is_empty() {
-            output::line("").map_err(CliError::failed)?;
+            output::line("").map_err(CliError::output)?;
         }
         // The last token was chosen but not computed; its logits are part of the dump.
-        if want == Want::All && timeline.tokens().len() < timeline.ctx() {
-            if let Some(&last) = answer.tokens.last() {
-                timeline.append(&[last], Want::All, &mut watcher).map_err(from_session)?;
-            }
+        let has_room = timeline.tokens().len() < timeline.ctx();
+        if let (Want::All, true, Some(&last)) = (want, has_room, answer.tokens.last()) {
+            timeline.append(&[last], Want::All, &mut watcher).map_err(from_session)?;
         }
         outcome.answer = Some(answer);
         Ok(())

@@ -27,7 +27,7 @@ pub const PERPLEXITY_WINDOW: usize = 1024;
 /// # Errors
 /// A file that is no model.
 pub fn inspect(model: &Path) -> Result<(), CliError> {
-    line(gguf::describe(model).map_err(CliError::failed)?.trim_end()).map_err(CliError::failed)
+    line(gguf::describe(model).map_err(CliError::failed)?.trim_end()).map_err(CliError::output)
 }
 
 /// `--plan`.
@@ -37,7 +37,7 @@ pub fn inspect(model: &Path) -> Result<(), CliError> {
 pub fn plan(options: &EngineOptions) -> Result<(), CliError> {
     let prepared = prepare(options).map_err(CliError::failed)?;
     prepared.notices.iter().for_each(|notice| note(notice));
-    line(&prepared.plan.to_string()).map_err(CliError::failed)
+    line(&prepared.plan.to_string()).map_err(CliError::output)
 }
 
 /// `--dump-tokens`.
@@ -50,7 +50,7 @@ pub fn dump_tokens(cli: &Cli, options: &EngineOptions, prompt: Option<Prompt>) -
     };
     let (vocabulary, arch) = tokenizer(&options.model).map_err(CliError::failed)?;
     let tokens = prompt_tokens(cli, &vocabulary, &arch, &prompt)?;
-    line(&serde_json::to_string(&tokens).map_err(CliError::failed)?).map_err(CliError::failed)
+    line(&serde_json::to_string(&tokens).map_err(CliError::failed)?).map_err(CliError::output)
 }
 
 /// `--perplexity-file`.
@@ -75,7 +75,7 @@ pub fn perplexity(cli: &Cli, engine: &Engine, interrupt: &Interrupt, text: &str)
         sum.predicted,
         sum.windows
     ))
-    .map_err(CliError::failed)?;
+    .map_err(CliError::output)?;
     let timings = Timings {
         prompt_tokens: tokens.len() as u64,
         prefill_tokens: sum.predicted + sum.windows,
@@ -98,7 +98,7 @@ pub fn consistency(engine: &Engine, tokens: &[TokenId], single: usize) -> Result
         "decode consistency: {} of {} positions differ, largest difference {:e}",
         outcome.different, outcome.positions, outcome.max_abs
     ))
-    .map_err(CliError::failed)?;
+    .map_err(CliError::output)?;
     match outcome.first {
         None => Ok(()),
         Some(position) => Err(CliError::Failed(format!(

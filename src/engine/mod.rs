@@ -1,18 +1,21 @@
 //! Opens a model file, plans memory, and wires models to storage: the only module that sees both sides.
 //! Never computes and never parses. Surprising fact: nothing large is allocated before the plan is made and accepted.
 
+mod checked_runner;
 pub mod metadata;
 pub mod options;
 pub mod prepare;
+pub mod routes;
 pub mod slabs;
 pub mod stats;
 pub mod supply;
 pub mod weights;
 
 use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cache_policy::Lru;
+use cache_policy::UnknownPolicy;
 use cache_policy::plan::{Plan, PlanError};
 
 use crate::backend::cpu::CpuBackend;
@@ -24,15 +27,17 @@ use crate::models::{self, Model, ModelError, ModelRunner, RunnerOptions};
 use crate::storage::expert_cache::{self, CacheError, CacheParts, ExpertCache};
 use crate::storage::gguf::{GgufError, MetadataError};
 use crate::storage::layout::LayoutError;
-use crate::storage::reader::{OpenError, Reader};
+use crate::storage::reader::{FileChange, OpenError, Reader};
 use crate::storage::row_table::{RowError, RowTables};
 use crate::storage::weights::{LoadOptions, ResidentWeights, WeightsError};
 use crate::sys::{self, SysError};
 use crate::text::tokenizer::{Tokenizer, TokenizerError};
 use crate::units::{Bytes, ExpertKey};
+use checked_runner::CheckedRunner;
 use metadata::FileMetadata;
 use options::EngineOptions;
 use prepare::{Prepared, prepare};
+use routes::Routes;
 use slabs::{SlabClass, SlabError, Slabs};
 use supply::{ResidentExperts, StreamedExperts, TableRows};
 use weights::FileWeights;
@@ -59,6 +64,8 @@ pub enum EngineError {
     #[error(transparent)]
     System(#[from] SysError),
     #[error(transparent)]
+    Policy(#[from] UnknownPolicy),
+    #[error(transparent)]
     Plan(#[from] PlanError),
     #[error(transparent)]
     Weights(#[from] WeightsError),
@@ -79,8 +86,20 @@ pub enum EngineError {
          smaller cache budget"
     )]
     CtxTooLarge { ctx: usize, needed: Bytes, room: Bytes },
+    #[error("{}: the file changed while it was opened: {change}; start again with the file in place", path.display())]
+    Changed { path: PathBuf, change: FileChange },
     #[error("interrupted")]
     Interrupted,
+    /// What is wrong with the contents of a file.
+    #[error("{}: {error}", path.display())]
+    In { path: PathBuf, error: Box<EngineError> },
+}
+
+impl EngineError {
+    /// This error, found in the file at `path`.
+    fn inside(self, path: &Path) -> Self {
+        Self::In { path: path.to_owned(), error: Box::new(self) }
+    }
 }
 
 /// A step of opening that takes time.
@@ -102,6 +121,7 @@ pub struct Engine {
     model: Arc<dyn Model<CpuBackend>>,
     experts: Arc<dyn ExpertSupply<CpuBackend>>,
     cache: Option<Arc<ExpertCache>>,
+    routes: Option<Routes>,
     /// Experts and bytes that a preload has read.
     preloaded: (u64, Bytes),
 }
@@ -123,18 +143,22 @@ impl Engine {
             Arc::new(CpuBackend::new(threads, options.arithmetic, options.simd.unwrap_or_else(SimdLevel::detect))?);
         let loaded = load_weights(&prepared, options.is_streaming, threads, progress)?;
         let source = FileWeights::new(&prepared.file, Arc::clone(&loaded));
-        let model = models::load(&FileMetadata(prepared.file.metadata()), Arc::clone(&backend), &source)?;
+        let model = models::load(&FileMetadata(prepared.file.metadata()), Arc::clone(&backend), &source)
+            .map_err(|e| EngineError::from(e).inside(prepared.file.path()))?;
         let layers = prepared.layout.experts.clone();
-        let mut preloaded = (0, Bytes(0));
+        let (mut preloaded, mut routes) = ((0, Bytes(0)), None);
         let (experts, cache): (Arc<dyn ExpertSupply<CpuBackend>>, _) = if options.is_streaming {
             let cache = Arc::new(make_cache(&prepared)?);
+            let kept = Routes::new(&prepared.layout.experts.iter().map(|l| (l.layer, l.experts)).collect::<Vec<_>>());
+            cache.set_route_sink(Some(kept.sink()));
+            routes = Some(kept);
             preloaded = preload(&cache, &prepared, progress)?;
             (Arc::new(StreamedExperts::new(Arc::clone(&cache), layers)), Some(cache))
         } else {
             let resident = ResidentExperts::new(loaded, layers).ok_or(EngineError::ExpertTensors)?;
             (Arc::new(resident), None)
         };
-        Ok(Self { prepared, backend, model, experts, cache, preloaded })
+        Ok(Self { prepared, backend, model, experts, cache, routes, preloaded })
     }
 
     /// A fresh sequence with the planned context.
@@ -147,7 +171,11 @@ impl Engine {
 
     fn runner_with(&self, options: RunnerOptions) -> Result<Box<dyn ModelRunner>, EngineError> {
         let rows = self.prepared.rows.clone().map(|rows| Arc::new(TableRows(rows)) as Arc<dyn RowSupply>);
-        Ok(Arc::clone(&self.model).runner(options, Arc::clone(&self.experts), rows)?)
+        let reads_on = self.cache.is_some() || rows.is_some();
+        let inner = Arc::clone(&self.model).runner(options, Arc::clone(&self.experts), rows)?;
+        let reader = Arc::clone(&self.prepared.reader);
+        // Once everything is in memory the file no longer matters.
+        Ok(if reads_on { Box::new(CheckedRunner { inner, reader }) } else { inner })
     }
 
     /// A fresh sequence with another context length, in place of one with the planned length, which the caller has dropped.
@@ -188,6 +216,15 @@ impl Engine {
         self.cache.as_deref()
     }
 
+    /// Best possible hit rate of this run's requests with the same slots, from an empty cache; `None` without requests.
+    pub fn best_hit_rate(&self) -> Option<f64> {
+        let classes = self.prepared.classes.iter().zip(&self.prepared.plan.classes);
+        let shapes: Vec<_> = classes.map(|(class, planned)| class.shape(planned.slots as usize)).collect();
+        let best = self.routes.as_ref()?.optimum(&shapes);
+        let uses = best.hits + best.misses;
+        (uses > 0).then(|| best.hits as f64 / uses as f64)
+    }
+
     /// The reader of the model file.
     pub fn reader(&self) -> &dyn Reader {
         self.prepared.reader.as_ref()
@@ -215,7 +252,11 @@ fn load_weights(
     let report = |done, total| {
         let _ = progress(Step::Weights, done, total);
     };
-    Ok(Arc::new(ResidentWeights::load(prepared.file.path(), &tensors, &options, &report)?))
+    let loaded = ResidentWeights::load(prepared.file.path(), &tensors, &options, &report)?;
+    // Header, weights and streamed reads open the file one after another; it must be one file to all of them.
+    let same = prepared.file.identity().compare(loaded.identity()).and_then(|()| prepared.reader.check_file());
+    same.map_err(|change| EngineError::Changed { path: prepared.file.path().to_owned(), change })?;
+    Ok(Arc::new(loaded))
 }
 
 fn make_cache(prepared: &Prepared) -> Result<ExpertCache, EngineError> {
@@ -227,7 +268,7 @@ fn make_cache(prepared: &Prepared) -> Result<ExpertCache, EngineError> {
         layout: &prepared.layout.experts,
         classes: &prepared.classes,
         memory: slabs.slots,
-        policy: &|slots| Box::new(Lru::new(slots)),
+        policy: &prepared.policy,
         hold_wait: expert_cache::HOLD_WAIT,
     })?)
 }

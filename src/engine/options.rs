@@ -49,6 +49,8 @@ pub struct EngineOptions {
     pub is_streaming: bool,
     /// Cache budget; `None` for the automatic one.
     pub budget: Option<Budget>,
+    /// Eviction policy by name; "auto" is the recommended one.
+    pub policy: String,
     pub preload: Preload,
     /// Memory to treat as used by others.
     pub simulated_used: Bytes,
@@ -70,6 +72,7 @@ impl EngineOptions {
             kv_exact: false,
             is_streaming: false,
             budget: None,
+            policy: "auto".into(),
             preload: Preload::Auto,
             simulated_used: Bytes(0),
             io: ReaderChoice::Auto,

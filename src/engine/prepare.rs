@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use cache_policy::plan::{self, ClassRequest, Plan, Request};
+use cache_policy::policies::{MakePolicy, by_name};
 
 use crate::engine::EngineError;
 use crate::engine::metadata::{FileMetadata, vocabulary};
@@ -31,6 +32,7 @@ pub struct Prepared {
     pub plan: Plan,
     /// What deserves a line before the run: slower paths, lengths beyond training.
     pub notices: Vec<String>,
+    pub(super) policy: MakePolicy,
     pub(super) reader: Arc<dyn Reader>,
     pub(super) rows: Option<Arc<RowTables>>,
     pub(super) classes: Vec<SizeClass>,
@@ -41,10 +43,12 @@ pub struct Prepared {
 /// # Errors
 /// Whatever is wrong with the file, and the planner's refusals.
 pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
+    let policy = by_name(&options.policy)?;
     let file = GgufFile::open(&options.model)?;
-    let config = models::config(&FileMetadata(file.metadata()))?;
-    let layout = Layout::from_gguf(&file)?;
-    let tokenizer = Tokenizer::new(vocabulary(file.metadata())?)?;
+    let inside = |error: EngineError| error.inside(&options.model);
+    let config = models::config(&FileMetadata(file.metadata())).map_err(|e| inside(e.into()))?;
+    let layout = Layout::from_gguf(&file).map_err(|e| inside(e.into()))?;
+    let tokenizer = read_tokenizer(&file).map_err(inside)?;
     let mut notices = Vec::new();
     let runner = runner_options(options, config.as_ref(), &mut notices);
     let reader = match &options.reader {
@@ -60,7 +64,7 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
     let alignment = if options.is_streaming { reader.alignment() } else { Alignment::NONE };
     let classes = size_classes(&layout.experts, alignment)?;
     let plan = make_plan(options, config.as_ref(), &layout, &classes, &runner, rows.as_deref())?;
-    Ok(Prepared { file, layout, config, tokenizer, runner, plan, notices, reader, rows, classes })
+    Ok(Prepared { file, layout, config, tokenizer, runner, plan, notices, policy, reader, rows, classes })
 }
 
 /// The tokenizer of a file and its architecture, without looking at anything else.
@@ -69,8 +73,12 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
 /// Whatever is wrong with the header or the vocabulary.
 pub fn tokenizer(model: &Path) -> Result<(Tokenizer, String), EngineError> {
     let file = GgufFile::open(model)?;
-    let arch = file.metadata().str("general.architecture")?.to_owned();
-    Ok((Tokenizer::new(vocabulary(file.metadata())?)?, arch))
+    let arch = file.metadata().str("general.architecture").map_err(|e| EngineError::from(e).inside(model))?.to_owned();
+    Ok((read_tokenizer(&file).map_err(|e| e.inside(model))?, arch))
+}
+
+fn read_tokenizer(file: &GgufFile) -> Result<Tokenizer, EngineError> {
+    Ok(Tokenizer::new(vocabulary(file.metadata())?)?)
 }
 
 fn runner_options(options: &EngineOptions, config: &dyn ModelConfig, notices: &mut Vec<String>) -> RunnerOptions {

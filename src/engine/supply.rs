@@ -66,10 +66,6 @@ impl ExpertSupply<CpuBackend> for StreamedExperts {
         ids: &[ExpertIdx],
         phase: Phase,
     ) -> Result<Box<dyn ExpertLease<CpuBackend> + '_>, SupplyError> {
-        let phase = match phase {
-            Phase::Prefill => cache_policy::Phase::Prefill,
-            Phase::Decode => cache_policy::Phase::Decode,
-        };
         let found = find_layer(&self.layers, layer)?;
         let lease = self.cache.request(layer, ids, phase).map_err(failed)?;
         Ok(Box::new(StreamedLease { lease, layer: found }))

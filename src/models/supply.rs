@@ -3,6 +3,7 @@
 //! Surprising fact: experts are handed out in the order in which they land, but summed in router order.
 
 use crate::backend::Backend;
+pub use crate::units::Phase;
 use crate::units::{ExpertIdx, LayerIdx};
 
 /// A supply could not deliver. The text names file, offset, layer and expert or row; the step that asked has failed,
@@ -28,13 +29,6 @@ impl<B: Backend> Clone for ExpertMats<'_, B> {
 }
 
 impl<B: Backend> Copy for ExpertMats<'_, B> {}
-
-/// Whether a request serves one token or a batch of rows; caches and counters treat them apart.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Phase {
-    Prefill,
-    Decode,
-}
 
 /// Routed experts of all layers.
 pub trait ExpertSupply<B: Backend>: Send + Sync {

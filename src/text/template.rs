@@ -91,6 +91,8 @@ impl ChatTemplate {
         // Both take a width from the template and would reserve it.
         environment.remove_filter("format");
         environment.remove_filter("indent");
+        // As in Jinja: templates ask `tools is iterable and tools | length > 0` of a none.
+        environment.add_test("iterable", |value: JinjaValue| !value.is_none() && value.try_iter().is_ok());
         environment.add_filter("tojson", to_json);
         environment.add_filter("from_json", from_json);
         environment

@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub mod checkpoint;
+pub mod gguf_file;
 pub mod golden;
 pub mod memory_supply;
 pub mod recorder;

@@ -2,9 +2,9 @@
 //! Never dequantises a whole matrix. Surprising fact: sums run in a fixed order of lanes on every instruction set,
 //! so scalar, AVX2 and AVX-512 give the same bits; `scalar` is where that order is written down.
 
-pub mod activations;
+pub(crate) mod activations;
 mod dispatch;
-pub mod scalar;
+pub(crate) mod scalar;
 
 pub use activations::Activations;
 

@@ -1,7 +1,7 @@
 //! The CPU backend: plain ops that are the oracle of every other device, and SIMD twins of the hot ones.
 //! Never lets the number of threads or rows change a bit: work is split over outputs, each summed in one fixed order.
-//! Surprising fact: activations stay F32 throughout. The published code rounds many of them to BF16, the golden values
-//! (float64) do not, and neither rounding nor its absence is what the weights were trained to depend on.
+//! Surprising fact: activations stay F32 throughout. The published code rounds many of them to BF16; the golden values,
+//! computed in F64 without it, are what this backend is held to.
 
 mod attention;
 mod candidate_blocks;

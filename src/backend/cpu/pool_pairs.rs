@@ -22,10 +22,10 @@ pub fn pool_pairs(op: PoolPairs<'_, CpuBackend>, out: PairsOut<'_, CpuBackend>) 
             None => (&op.open_values[..width], &op.open_gates[..width]),
         };
         let pooled = &mut out.pooled[pairs * width..][..width];
-        for i in 0..width {
+        for (i, pooled) in pooled.iter_mut().enumerate() {
             let max = first.1[i].max(second.1[i]);
             let (a, b) = ((first.1[i] - max).exp(), (second.1[i] - max).exp());
-            pooled[i] = (a * first.0[i] + b * second.0[i]) / (a + b);
+            *pooled = (a * first.0[i] + b * second.0[i]) / (a + b);
         }
         pairs += 1;
     }

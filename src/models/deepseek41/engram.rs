@@ -29,8 +29,8 @@ impl EngramConfig {
         let (multipliers, primes) = (&self.multipliers[table], &self.primes[table]);
         // The loader has checked that no product exceeds 63 bits.
         let mut hash = compressed(0) * multipliers[0];
-        for back in 1..self.order_max {
-            hash ^= compressed(back) * multipliers[back];
+        for (back, multiplier) in multipliers.iter().enumerate().skip(1) {
+            hash ^= compressed(back) * multiplier;
             for head in 0..self.heads {
                 let column = (back - 1) * self.heads + head;
                 rows.push(self.offsets[table][column] + hash % primes[column]);

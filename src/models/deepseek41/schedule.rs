@@ -53,45 +53,59 @@ pub fn read(keys: &Keys<'_>, table_layers: &[usize]) -> Result<Schedule, ConfigE
         return Err(ConfigError::unusable(&key, source, "is not in index_source_layer_ids"));
     }
 
-    let owners: Vec<usize> = kv_sources.iter().copied().filter(|l| ratios[*l] > 0).collect();
-    let latest = |list: &[usize], layer: usize| list.iter().rposition(|l| *l <= layer);
-    let mut layers = Vec::with_capacity(count);
-    for layer in 0..count {
-        let mut plan = LayerPlan {
-            ratio: ratios[layer] as usize,
-            table: table_layers.iter().position(|l| *l == layer),
-            ..LayerPlan::default()
-        };
-        if plan.ratio > 0 {
-            let refuse = |key: &str, reason: String| ConfigError::unusable(&keys.key(key), layer, reason);
-            let owner = latest(&owners, layer)
-                .ok_or_else(|| refuse("kv_source_layer_ids", "no layer up to this one makes compressed rows".into()))?;
-            let selector = latest(&index_sources, layer)
-                .ok_or_else(|| refuse("index_source_layer_ids", "no layer up to this one makes a selection".into()))?;
-            let keyed = (0..=owner)
-                .rev()
-                .find(|o| index_sources.contains(&owners[*o]))
-                .ok_or_else(|| refuse("index_source_layer_ids", "no layer up to this one makes index keys".into()))?;
-            for source in [owners[owner], index_sources[selector], owners[keyed]] {
-                if ratios[source] != ratios[layer] {
-                    let reason = format!("it borrows from layer {source}, which has another ratio");
-                    return Err(refuse("compress_ratios", reason));
-                }
-            }
-            plan.owner = Some(owner);
-            plan.makes_rows = owners[owner] == layer;
-            plan.makes_keys = plan.makes_rows && index_sources.contains(&layer);
-            let selects = index_sources[selector] == layer;
-            plan.selects_by = selects.then_some(keyed);
-            plan.makes_candidates = selects && candidate_source == Some(layer);
-            plan.masked = selects && candidate_source.is_some_and(|source| source < layer);
-            if plan.masked && candidate_source.is_some_and(|source| ratios[source] != ratios[layer]) {
-                return Err(refuse("candidate_source_layer_id", "candidates of another ratio do not fit".into()));
-            }
+    let owners = kv_sources.into_iter().filter(|l| ratios[*l] > 0).collect();
+    let sources = Sources { keys, ratios, owners, index_sources, candidate_source };
+    let plan = |layer: usize| {
+        let table = table_layers.iter().position(|l| *l == layer);
+        Ok(LayerPlan { table, ..sources.plan(layer)? })
+    };
+    let layers = (0..count).map(plan).collect::<Result<_, ConfigError>>()?;
+    Ok(Schedule { layers, owners: sources.owners })
+}
+
+/// The arrays that the plans follow from.
+struct Sources<'a> {
+    keys: &'a Keys<'a>,
+    ratios: Vec<u64>,
+    /// Layers that make compressed rows.
+    owners: Vec<usize>,
+    /// Layers that compute a selection.
+    index_sources: Vec<usize>,
+    candidate_source: Option<usize>,
+}
+
+impl Sources<'_> {
+    /// The general rule of spec 1.2, without the n-gram table.
+    fn plan(&self, layer: usize) -> Result<LayerPlan, ConfigError> {
+        let ratio = self.ratios[layer];
+        if ratio == 0 {
+            return Ok(LayerPlan::default());
         }
-        layers.push(plan);
+        let refuse = |key: &str, reason: String| ConfigError::unusable(&self.keys.key(key), layer, reason);
+        let nobody = |key: &str, what: &str| refuse(key, format!("no layer up to this one makes {what}"));
+        let latest = |list: &[usize]| list.iter().rposition(|l| *l <= layer);
+        let has_keys = |owner: &usize| self.index_sources.contains(&self.owners[*owner]);
+        let owner = latest(&self.owners).ok_or_else(|| nobody("kv_source_layer_ids", "compressed rows"))?;
+        let selector = latest(&self.index_sources).ok_or_else(|| nobody("index_source_layer_ids", "a selection"))?;
+        let keyed = (0..=owner).rev().find(has_keys).ok_or_else(|| nobody("index_source_layer_ids", "index keys"))?;
+        let makes_rows = self.owners[owner] == layer;
+        let selects = self.index_sources[selector] == layer;
+        let candidates_before = self.candidate_source.filter(|source| selects && *source < layer);
+        let lenders = [self.owners[owner], self.index_sources[selector], self.owners[keyed]];
+        if let Some(lender) = lenders.into_iter().chain(candidates_before).find(|l| self.ratios[*l] != ratio) {
+            return Err(refuse("compress_ratios", format!("it borrows from layer {lender}, which has another ratio")));
+        }
+        Ok(LayerPlan {
+            ratio: ratio as usize,
+            owner: Some(owner),
+            makes_rows,
+            makes_keys: makes_rows && has_keys(&owner),
+            selects_by: selects.then_some(keyed),
+            makes_candidates: selects && self.candidate_source == Some(layer),
+            masked: candidates_before.is_some(),
+            table: None,
+        })
     }
-    Ok(Schedule { layers, owners })
 }
 
 /// A rising list of layer numbers.

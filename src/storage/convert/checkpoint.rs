@@ -234,7 +234,8 @@ impl Checkpoint {
             return Ok(TensorPlan { name: gguf, class: name.class, dims, parts: vec![part] });
         }
         let experts = self.config.u32("n_routed_experts")?;
-        let mut parts = Vec::with_capacity(experts as usize);
+        // Not reserved: the number is believed only as far as tensors are found.
+        let mut parts = Vec::new();
         let mut dims: Option<Vec<u64>> = None;
         for expert in 0..experts {
             let source = source.replace('#', &expert.to_string());

@@ -59,7 +59,8 @@ impl SizeClass {
         }
     }
 
-    pub(super) fn shape(&self, slots: usize) -> ClassShape {
+    /// The class with a number of slots, as policies and simulators see it.
+    pub fn shape(&self, slots: usize) -> ClassShape {
         ClassShape { layers: self.layers.clone(), slots }
     }
 }

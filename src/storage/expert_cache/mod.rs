@@ -181,7 +181,8 @@ impl ExpertCache {
     }
 
     /// Holds `ids` (distinct) of `layer` and starts, or joins, the reads of those not in memory. Blocks only while other
-    /// leases hold the slots it needs.
+    /// leases hold the slots it needs: whoever asks while holding a lease must leave room for both (a request of
+    /// `lease_max / 2` always fits beside one of the same size, if nobody else holds any).
     ///
     /// # Errors
     /// `Route` when the request fits no cache of this model, `Crowded` when slots did not come free in time. Read errors

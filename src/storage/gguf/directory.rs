@@ -6,13 +6,13 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::BufReader;
 use std::ops::Deref;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::error::GgufError;
 use super::metadata::Metadata;
 use super::read::parse;
 use crate::quant::QuantType;
+use crate::storage::reader::FileIdentity;
 
 /// One tensor of the directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,28 +92,6 @@ impl Directory {
     }
 }
 
-/// What must stay the same for a file to be the one that was parsed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileIdentity {
-    pub device: u64,
-    pub inode: u64,
-    pub len: u64,
-    /// Modification time, ns since 1970.
-    pub modified_ns: i128,
-}
-
-impl FileIdentity {
-    /// The identity of an open file.
-    ///
-    /// # Errors
-    /// Those of `fstat`.
-    pub fn of(file: &File) -> std::io::Result<Self> {
-        let m = file.metadata()?;
-        let modified_ns = i128::from(m.mtime()) * 1_000_000_000 + i128::from(m.mtime_nsec());
-        Ok(Self { device: m.dev(), inode: m.ino(), len: m.len(), modified_ns })
-    }
-}
-
 /// A parsed file. Everything of its [`Directory`] is available on it.
 #[derive(Clone, Debug)]
 pub struct GgufFile {
@@ -131,6 +109,10 @@ impl GgufFile {
         let path = path.as_ref();
         let inside = |source: GgufError| GgufError::In { path: path.to_owned(), source: Box::new(source) };
         let io = |doing| move |source| inside(GgufError::Io { doing, source });
+        // Opening a pipe would wait for its writer.
+        if std::fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir()) {
+            return Err(io("cannot open")(std::io::Error::other("not a regular file")));
+        }
         let file = File::open(path).map_err(io("cannot open"))?;
         let identity = FileIdentity::of(&file).map_err(io("cannot stat"))?;
         let directory = parse(BufReader::with_capacity(1 << 18, file), identity.len).map_err(inside)?;

@@ -9,7 +9,7 @@ mod read;
 mod value;
 mod write;
 
-pub use directory::{Directory, FileIdentity, GgufFile, TensorInfo};
+pub use directory::{Directory, GgufFile, TensorInfo};
 pub use error::{GgufError, MetadataError};
 pub use metadata::Metadata;
 pub use read::parse;

@@ -83,7 +83,7 @@ impl Table {
             Ok(landed) => fill.parts[part] = Some(landed),
             Err(error) => fill.error = fill.error.take().or(Some(error)),
         }
-        if usize::from(fill.ended.count_ones() as u8) < PARTS { FillEnd::Pending } else { self.end_fill(slot) }
+        if (fill.ended.count_ones() as usize) < PARTS { FillEnd::Pending } else { self.end_fill(slot) }
     }
 
     /// Ends the fill numbered `serial` if its reads were dropped without a result.

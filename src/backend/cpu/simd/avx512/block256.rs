@@ -191,6 +191,7 @@ pub(super) fn q4_k<const A: usize>(row: &[u8], x: [&[Block256]; A]) -> [f32; A] 
     let blocks = row.as_chunks::<144>().0;
     for b in 0..blocks.len() {
         let block = &blocks[b];
+        prefetch_after(block);
         let (first, last) = (u64_at(block, 4), u64::from(u32_at(block, 12)));
         let low = first & 0x3f3f_3f3f_3f3f_3f3f;
         let high = ((last | last << 28) & 0x0f0f_0f0f_0f0f_0f0f) | (first >> 2 & 0x3030_3030_3030_3030);
@@ -236,6 +237,7 @@ pub(super) fn q2_k<const A: usize>(row: &[u8], x: [&[Block256]; A]) -> [f32; A] 
     let blocks = row.as_chunks::<84>().0;
     for b in 0..blocks.len() {
         let block = &blocks[b];
+        prefetch_after(block);
         let packed = load128(bytes_at::<16, 84>(block, 0));
         let nibble = _mm_set1_epi8(15);
         let scales = spread_bytes(&SPREAD16, _mm_and_si128(packed, nibble));
@@ -257,6 +259,7 @@ pub(super) fn q3_k<const A: usize>(row: &[u8], x: [&[Block256]; A]) -> [f32; A] 
     let blocks = row.as_chunks::<110>().0;
     for b in 0..blocks.len() {
         let block = &blocks[b];
+        prefetch_after(block);
         let (low, high) = (u64_at(block, 96), u64::from(u32_at(block, 104)));
         const NIBBLES: u64 = 0x0f0f_0f0f_0f0f_0f0f;
         const PAIRS: u64 = 0x3030_3030_3030_3030;
@@ -295,6 +298,7 @@ pub(super) fn q6_k<const A: usize>(row: &[u8], x: [&[Block256]; A]) -> [f32; A] 
     let blocks = row.as_chunks::<210>().0;
     for b in 0..blocks.len() {
         let block = &blocks[b];
+        prefetch_after(block);
         let scales = _mm256_cvtepi8_epi16(load128(bytes_at::<16, 210>(block, 192)));
         let offset = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi16::<5>(scales));
         let (nibble, pair) = (_mm512_set1_epi8(15), _mm512_set1_epi8(0x30));
@@ -472,6 +476,8 @@ pub(super) fn iq2_xxs<const A: usize>(row: &[u8], x: [&[Block256]; A]) -> [f32; 
     let last = blocks.len().saturating_sub(1);
     for b in (0..blocks.len()).step_by(2) {
         let next = last.min(b + 1);
+        prefetch_after(&blocks[b]);
+        prefetch_after(&blocks[next]);
         let pair = grid_pair(&blocks[b], &blocks[next]);
         add_grid_block(&mut sums.lanes, &at_index(&x, b), &pair, 0, u16_at(&blocks[b], 0));
         if next > b {

@@ -104,6 +104,7 @@ pub(super) fn q8_0<const A: usize>(row: &[u8], x: [&[Step32]; A]) -> [f32; A] {
     let mut padded = [0; Q8_STEP];
     for index in 0..row.len().div_ceil(Q8_STEP) {
         let bytes = step_or_rest(steps, rest, index, &mut padded);
+        prefetch_after(bytes);
         let x = at_index(&x, index);
         let scaled = scaled(q8_factors(bytes), &x);
         for pair in 0..8 {
@@ -153,6 +154,7 @@ pub(super) fn mxfp4<const A: usize>(row: &[u8], x: [&[Step32]; A]) -> [f32; A] {
     let mut padded = [0; MX_STEP];
     for index in 0..row.len().div_ceil(MX_STEP) {
         let bytes = step_or_rest(steps, rest, index, &mut padded);
+        prefetch_after(bytes);
         let x = at_index(&x, index);
         let scaled = scaled(mx_factors(bytes), &x);
         for pair in 0..8 {

@@ -35,7 +35,9 @@ pub(super) fn dot<const A: usize, const B: usize>(
     let (steps, rest) = row.as_chunks::<B>();
     let mut padded = [0; B];
     for index in 0..row.len().div_ceil(B) {
-        let w = values(step_or_rest(steps, rest, index, &mut padded));
+        let bytes = step_or_rest(steps, rest, index, &mut padded);
+        prefetch_after(bytes);
+        let w = values(bytes);
         for a in 0..A {
             let x = f32_values(bytemuck::cast_ref(&x[a][index].0));
             lanes[a][0] = _mm512_fmadd_ps(w[0], x[0], lanes[a][0]);

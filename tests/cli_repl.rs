@@ -1,0 +1,155 @@
+//! The interactive session over a pipe: every command, two turns, Ctrl-C in an answer, and mistakes that cost nothing.
+//! Never needs a terminal. Surprising fact: what a command did is read from `/status` and the counters at the end, not from its wording.
+
+mod cli_rig;
+
+use cli_rig::made_models::{b, b_rules};
+use cli_rig::{Live, command, json, scratch};
+
+fn session(model: &std::path::Path, args: &[&str]) -> Live {
+    let mut live = Live::start(command().arg("-m").arg(model).args(args));
+    live.wait_for("type a message");
+    live
+}
+
+/// Tokens in the state, as `/status` says.
+fn used(live: &mut Live) -> u64 {
+    live.say("/status");
+    let line = live.wait_for(" tokens used");
+    let number = line.rsplit(", ").next().unwrap().split(' ').next().unwrap();
+    number.parse().unwrap_or_else(|_| panic!("{line}"))
+}
+
+#[test]
+fn two_turns_and_every_command() {
+    let folder = scratch("turns");
+    let (stats, note) = (folder.join("stats.json"), folder.join("a note.txt"));
+    std::fs::write(&note, "hello from a file").unwrap();
+    let mut live = session(b(), &["-n", "8", "-c", "512", "--stats-json", stats.to_str().unwrap()]);
+    live.say("/help");
+    for command in ["/quit", "/think", "/nothink", "/ctx", "/read", "/status", "/stats", "/clear", "/regen"] {
+        live.wait_for(command);
+    }
+    live.say("/regen");
+    live.wait_for("there is no answer yet");
+    assert_eq!(used(&mut live), 0);
+    live.say("hello there");
+    live.wait_for("generation: ");
+    let first = used(&mut live);
+    live.say("and again");
+    live.wait_for("generation: ");
+    let second = used(&mut live);
+    assert!(first > 8 && second > first + 8, "{first}, then {second}");
+    live.say("/regen");
+    live.wait_for("generation: ");
+    assert_eq!(used(&mut live), second, "the same answer at temperature 0");
+    live.say(&format!("/read {}", note.display()));
+    live.wait_for("generation: ");
+    assert!(used(&mut live) > second);
+    live.say("/stats");
+    live.wait_for("prefill: ");
+    live.say("/clear");
+    live.wait_for("forgotten");
+    assert_eq!(used(&mut live), 0);
+    live.say("/ctx 40");
+    live.wait_for("context of 40 tokens");
+    live.say(&"hello ".repeat(60));
+    live.wait_for("the context holds 40");
+    live.say("hi");
+    live.wait_for("generation: ");
+    live.say("/nothink");
+    live.wait_for("no reasoning");
+    live.say("/quit");
+    let ran = live.end();
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let stats = json(&stats);
+    // Answers end after 8 tokens, or before when the model says so.
+    let generated = stats["generated_tokens"].as_u64().unwrap();
+    assert!((5..=40).contains(&generated), "{generated} tokens in five answers");
+    assert_eq!(stats["ctx"], 40);
+    assert!(!ran.stdout.is_empty());
+}
+
+#[test]
+fn the_state_of_a_conversation_is_reused() {
+    let folder = scratch("reuse");
+    let stats = folder.join("stats.json");
+    let mut live = session(b_rules(), &["-n", "6", "--nothink", "--stats-json", stats.to_str().unwrap()]);
+    for text in ["hello there", "and again", "once more"] {
+        live.say(text);
+        live.wait_for("generation: ");
+    }
+    live.say("/quit");
+    assert_eq!(live.end().code, Some(0));
+    let stats = json(&stats);
+    let (prompt, generated) = (stats["prompt_tokens"].as_u64().unwrap(), stats["generated_tokens"].as_u64().unwrap());
+    assert!(prompt > 30 && generated > 3, "{prompt}, {generated}");
+}
+
+#[test]
+fn an_interrupt_stops_the_answer_and_the_session_goes_on() {
+    let slow = ["--temp", "1", "--seed", "3", "--quality", "--simd", "scalar", "-t", "1", "-c", "4096"];
+    let mut live = session(b(), &slow);
+    for _ in 0..2 {
+        let before = live.written();
+        live.say("hello there");
+        live.wait_for_output(before + 50);
+        live.interrupt();
+        live.wait_for("stopped; the conversation goes on");
+        assert!(live.is_running());
+        assert!(used(&mut live) > 10);
+    }
+    live.say("/quit");
+    assert_eq!(live.end().code, Some(0));
+}
+
+#[test]
+fn mistakes_cost_nothing() {
+    let mut live = session(b(), &["-n", "4", "-c", "256"]);
+    live.say("hello there");
+    live.wait_for("generation: ");
+    let before = used(&mut live);
+    for (line, answer) in [
+        ("/quti", "no command /quti"),
+        ("/ctx", "/ctx takes a number"),
+        ("/ctx 0", "/ctx takes a number"),
+        ("/think 101", "/think takes a level"),
+        ("/read", "/read takes a file name"),
+        ("/read /nowhere.txt", "cannot read /nowhere.txt"),
+        ("/clear now", "takes no argument"),
+    ] {
+        live.say(line);
+        live.wait_for(answer);
+    }
+    live.say("/think");
+    live.wait_for("reasoning level 75");
+    live.say("more");
+    live.wait_for("no reasoning switch");
+    live.say("/nothink");
+    live.say("//ctx is a command");
+    live.wait_for("generation: ");
+    assert!(used(&mut live) > before);
+    live.say("/ctx 4000000000");
+    live.wait_for("use a smaller context");
+    assert!(live.is_running());
+    // The end of input is a way to leave.
+    assert_eq!(live.end().code, Some(0));
+}
+
+#[test]
+fn reasoning_can_be_switched() {
+    let mut live = session(b_rules(), &["-n", "3", "-c", "512"]);
+    let mut lengths = Vec::new();
+    for level in ["/nothink", "/think", "/think 30"] {
+        live.say(level);
+        live.say("/clear");
+        live.wait_for("forgotten");
+        live.say("hello");
+        live.wait_for("generation: ");
+        lengths.push(used(&mut live));
+    }
+    lengths.dedup();
+    assert!(lengths.len() > 1, "every level gives the same prompt: {lengths:?}");
+    live.say("/quit");
+    assert_eq!(live.end().code, Some(0));
+}
