@@ -3,7 +3,7 @@
 //! `ds4 --perplexity-file`, so the note at the end also says how well the model knows the text it was measured on.
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
@@ -78,9 +78,7 @@ impl Watcher for Collecting<'_> {
 /// # Errors
 /// An output that exists, an unreadable text or model, a failed pass, an interruption; the output is untouched then.
 pub(super) fn run(args: &ImatrixArgs) -> Result<(), CliError> {
-    if !args.force && args.output.exists() {
-        return Err(CliError::Failed(format!("{} exists already; use --force to replace it", args.output.display())));
-    }
+    refuse_output(&args.output, args.force)?;
     let text = input::text_file(&args.text)?;
     let interrupt = listen()?;
     let options = EngineOptions {
@@ -109,7 +107,7 @@ pub(super) fn run(args: &ImatrixArgs) -> Result<(), CliError> {
     let Collecting { collector, .. } = watcher;
     let (unseen, experts) = collector.unseen_experts();
     let tensors = collector.finish().map_err(CliError::failed)?;
-    let file_name = |path: &PathBuf| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let file_name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let notes = [
         ("model", file_name(&args.model)),
         ("text", file_name(&args.text)),
@@ -127,4 +125,14 @@ pub(super) fn run(args: &ImatrixArgs) -> Result<(), CliError> {
         seen.perplexity()
     );
     Ok(())
+}
+
+/// A file that must not be replaced is found before hours of work, not after.
+fn refuse_output(path: &Path, force: bool) -> Result<(), CliError> {
+    let shown = path.display();
+    match std::fs::metadata(path) {
+        Ok(found) if !found.is_file() => Err(CliError::Failed(format!("{shown} is not a regular file; name another"))),
+        Ok(_) if !force => Err(CliError::Failed(format!("{shown} exists already; use --force to replace it"))),
+        _ => Ok(()),
+    }
 }
