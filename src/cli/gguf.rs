@@ -1,7 +1,8 @@
-//! The command line of `ds4-gguf`: inspect, convert, quantize, compare.
+//! The command line of `ds4-gguf`: inspect, convert, quantize, imatrix, compare.
 //! Owns flags and what is printed; never touches tensor data itself.
 //! Surprising fact: an interrupted conversion ends through the normal error path, which is what removes its file.
 
+mod imatrix;
 mod inspect;
 
 use std::io::{ErrorKind, Write};
@@ -11,6 +12,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use super::CliError;
 use super::interrupt::Interrupt;
 use super::progress::{Meter, Unit};
 use crate::storage::convert::{
@@ -35,6 +37,8 @@ enum Command {
     Convert(ConvertArgs),
     /// Re-encode a GGUF file
     Quantize(QuantizeArgs),
+    /// Run a model over a text and write an importance file for convert and quantize
+    Imatrix(imatrix::ImatrixArgs),
     /// Compare two GGUF files tensor by tensor; exit code 1 when they differ
     Compare(CompareArgs),
 }
@@ -133,36 +137,42 @@ pub fn main() -> ExitCode {
     }
     match result {
         Ok(code) => code,
-        Err(error @ ConvertError::Setting { .. }) => {
-            eprintln!("ds4-gguf: {error}");
-            ExitCode::from(2)
-        }
         Err(error) => {
             eprintln!("ds4-gguf: {error}");
-            ExitCode::FAILURE
+            ExitCode::from(if matches!(error, CliError::Usage(_)) { 2 } else { 1 })
         }
     }
 }
 
-fn run(command: Command, out: &mut Vec<u8>) -> Result<ExitCode, ConvertError> {
+impl From<ConvertError> for CliError {
+    fn from(error: ConvertError) -> Self {
+        match error {
+            ConvertError::Setting { .. } => Self::usage(error),
+            other => Self::failed(other),
+        }
+    }
+}
+
+fn run(command: Command, out: &mut Vec<u8>) -> Result<ExitCode, CliError> {
     match command {
         Command::Inspect(args) => {
-            let file = GgufFile::open(&args.file)?;
+            let file = open(&args.file)?;
             let text = if args.json { inspect::json(&file, args.tensors) } else { inspect::text(&file, args.tensors) };
             out.extend_from_slice(text.as_bytes());
             Ok(ExitCode::SUCCESS)
         }
         Command::Convert(args) => {
             let work = |options: &Options, watch: &mut convert::Watch| convert::convert(&args.folder, options, watch);
-            produce("convert", args.recipe, &args.output, work)
+            Ok(produce("convert", args.recipe, &args.output, work)?)
         }
         Command::Quantize(args) => {
-            let file = GgufFile::open(&args.file)?;
+            let file = open(&args.file)?;
             let work = |options: &Options, watch: &mut convert::Watch| convert::quantize(&file, options, watch);
-            produce("quantize", args.recipe, &args.output, work)
+            Ok(produce("quantize", args.recipe, &args.output, work)?)
         }
+        Command::Imatrix(args) => imatrix::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Compare(args) => {
-            let (first, second) = (GgufFile::open(&args.first)?, GgufFile::open(&args.second)?);
+            let (first, second) = (open(&args.first)?, open(&args.second)?);
             let interrupt = listen()?;
             let mut meter = Meter::new("compare", Unit::Bytes);
             let found =
@@ -173,6 +183,10 @@ fn run(command: Command, out: &mut Vec<u8>) -> Result<ExitCode, ConvertError> {
             Ok(if equal { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
     }
+}
+
+fn open(path: &Path) -> Result<GgufFile, ConvertError> {
+    Ok(GgufFile::open(path)?)
 }
 
 fn listen() -> Result<Interrupt, ConvertError> {

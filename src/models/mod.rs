@@ -123,6 +123,8 @@ pub trait ModelConfig: Send + Sync {
     fn runner_bytes(&self, options: &RunnerOptions) -> RunnerBytes;
     /// All tensors that the file must have.
     fn tensor_specs(&self) -> Vec<weights::TensorSpec>;
+    /// What every matrix but the embedding is multiplied with.
+    fn matrix_inputs(&self) -> Vec<probe::MatrixInput>;
 }
 
 /// A model on a device: makes runners that share its weights.

@@ -26,8 +26,14 @@ pub enum Point {
     EngramEmbedding,
     /// `[streams]`.
     EngramGate,
+    /// `[streams, hidden]`: input of the attention sublayer's mixing matrix.
+    AttentionMixIn,
+    /// `[streams, hidden]`: input of the expert sublayer's mixing matrix.
+    MlpMixIn,
     /// Input of the layer's query, key and compressor matrices.
     AttentionIn,
+    /// Input of the index key matrix: one row for each group that the pass completes, from the first group's position on.
+    IndexKeyIn,
     /// Input of the second query matrix and the index query matrix.
     QueryLatent,
     /// Input of the first output matrix, all heads.
@@ -40,6 +46,29 @@ pub enum Point {
     SharedMid,
     /// Input of the output head.
     HeadIn,
+}
+
+/// How rows reach a matrix.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Feed {
+    /// Every row of the point; a row is cut into equal slices and each runs through its own part of the outputs.
+    Rows { point: Point, slices: usize },
+    /// Rows of the point, each at the experts that `RouterIds` names for it.
+    Routed(Point),
+    /// What `expert_mid` shows.
+    ExpertMid,
+}
+
+/// A matrix of the model file and what it is multiplied with.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MatrixInput {
+    /// Name in the file.
+    pub tensor: String,
+    /// The layer that the probe is told.
+    pub layer: usize,
+    pub feed: Feed,
+    /// Columns of the matrix: width of a slice.
+    pub width: usize,
 }
 
 /// Receives what it wants to see, one call at a time.

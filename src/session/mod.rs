@@ -3,6 +3,7 @@
 
 pub mod consistency;
 pub mod generate;
+pub mod importance;
 pub mod perplexity;
 pub mod prompt;
 pub mod route_trace;

@@ -33,7 +33,7 @@ impl Probe for Recorder {
 
     fn values(&mut self, point: Point, layer: usize, first_pos: usize, width: usize, values: &[f32]) {
         let (_, all) = self.values.entry((point, layer)).or_insert((width, Vec::new()));
-        if point != Point::HeadIn {
+        if !matches!(point, Point::HeadIn | Point::IndexKeyIn) {
             assert_eq!(all.len(), first_pos * width, "{point:?} of layer {layer} arrives in order");
         }
         all.extend_from_slice(values);

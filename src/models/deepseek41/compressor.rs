@@ -5,6 +5,7 @@
 use super::pass::Pass;
 use crate::backend::ops::{self, CacheFormat};
 use crate::backend::{Backend, BackendError};
+use crate::models::probe::Point;
 
 /// Groups of a chunk: those that were complete before it, and those that it completes.
 #[derive(Clone, Copy)]
@@ -74,6 +75,8 @@ impl<B: Backend> Pass<'_, B> {
             return Ok(());
         };
         let (width, closed) = (ctx.config.index_dim, groups.closed);
+        let latents = (closed, ctx.config.head_dim);
+        self.show_some(Point::IndexKeyIn, (layer, groups.before * groups.ratio), latents, |w| &w.latent)?;
         let w = &mut *self.work;
         ctx.matmul_rows(project, &w.latent, closed, &mut w.key_raw)?;
         ctx.norm(&w.key_raw, norm, (closed, width), &mut w.key)?;

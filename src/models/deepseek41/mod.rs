@@ -13,6 +13,7 @@ mod head;
 mod hyper_connections;
 mod indexer;
 mod kv;
+mod matrix_inputs;
 mod moe;
 mod pass;
 mod runner;

@@ -104,7 +104,8 @@ impl<B: Backend> Pass<'_, B> {
 
     /// Attention sublayer of spec 3.3.
     pub fn attention_sublayer(&mut self, layer: usize) -> Result<(), BackendError> {
-        let (weights, hidden) = (self.ctx.layer(layer), self.ctx.config.hidden);
+        let (weights, hidden, streams) = (self.ctx.layer(layer), self.ctx.config.hidden, self.ctx.config.streams);
+        self.show(Point::AttentionMixIn, layer, streams * hidden, |w| &w.streams)?;
         self.mix(&weights.hc_attention)?;
         self.collapse_and_norm(&weights.attention.norm)?;
         self.show(Point::AttentionIn, layer, hidden, |w| &w.x)?;
@@ -115,7 +116,8 @@ impl<B: Backend> Pass<'_, B> {
 
     /// First half of the expert sublayer of spec 3.3, up to the input of the router.
     pub fn enter_ffn(&mut self, layer: usize) -> Result<(), BackendError> {
-        let (weights, hidden) = (self.ctx.layer(layer), self.ctx.config.hidden);
+        let (weights, hidden, streams) = (self.ctx.layer(layer), self.ctx.config.hidden, self.ctx.config.streams);
+        self.show(Point::MlpMixIn, layer, streams * hidden, |w| &w.streams)?;
         self.mix(&weights.hc_ffn)?;
         self.collapse_and_norm(&weights.moe.norm)?;
         self.show(Point::MlpIn, layer, hidden, |w| &w.x)
@@ -138,10 +140,21 @@ impl<B: Backend> Pass<'_, B> {
         width: usize,
         buf: impl Fn(&Workspace<B>) -> &B::Buf,
     ) -> Result<(), BackendError> {
+        self.show_some(point, (layer, self.ctx.first_pos), (self.ctx.rows, width), buf)
+    }
+
+    /// As `show`, for another number of rows and another first position.
+    pub fn show_some(
+        &mut self,
+        point: Point,
+        (layer, first_pos): (usize, usize),
+        (rows, width): (usize, usize),
+        buf: impl Fn(&Workspace<B>) -> &B::Buf,
+    ) -> Result<(), BackendError> {
         if let Some(probe) = self.probe.as_mut().filter(|p| p.wants(point)) {
-            let mut values = vec![0.0; self.ctx.rows * width];
+            let mut values = vec![0.0; rows * width];
             self.ctx.backend.download(buf(self.work), 0, &mut values)?;
-            probe.values(point, layer, self.ctx.first_pos, width, &values);
+            probe.values(point, layer, first_pos, width, &values);
         }
         Ok(())
     }

@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use super::config::{ARCH, Config, EngramConfig};
 use super::kv::{KvState, kv_bytes};
+use super::matrix_inputs::matrix_inputs;
 use super::moe::Grouping;
 use super::pass::{Ctx, Pass};
 use super::weights::{Weights, tensor_specs};
 use super::workspace::{Workspace, scratch_bytes};
 use crate::backend::Backend;
 use crate::models::metadata::MetadataView;
-use crate::models::probe::{Point, Probe};
+use crate::models::probe::{MatrixInput, Point, Probe};
 use crate::models::supply::{ExpertSupply, RowSupply, RowTicket};
 use crate::models::weights::{TensorSpec, WeightSource};
 use crate::models::{LogitSink, Model, ModelConfig, ModelError, ModelRunner, RunnerBytes, RunnerOptions, Want};
@@ -41,6 +42,10 @@ impl ModelConfig for Config {
 
     fn tensor_specs(&self) -> Vec<TensorSpec> {
         tensor_specs(self)
+    }
+
+    fn matrix_inputs(&self) -> Vec<MatrixInput> {
+        matrix_inputs(self)
     }
 }
 

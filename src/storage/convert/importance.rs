@@ -6,10 +6,13 @@
 //! every value finite and not negative. `__metadata__` has `format` = `ds4-importance-1` and free text of the collector.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fs::Permissions;
+use std::io::{BufWriter, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
-use safetensors::tensor::TensorView;
+use serde_json::json;
 
 use super::error::ConvertError;
 use super::part::TensorPlan;
@@ -110,7 +113,7 @@ impl Importance {
 }
 
 /// Writes an importance file: for each GGUF tensor name its shape (`[in]` or `[experts, in]`) and values, and notes of
-/// the collector (model, text, tokens).
+/// the collector (model, text, tokens). The same input gives the same bytes; a failure leaves what was at `path`.
 ///
 /// # Errors
 /// `Importance` when shape and values disagree, `Io`.
@@ -119,19 +122,47 @@ pub fn write_importance(
     tensors: &BTreeMap<String, (Vec<usize>, Vec<f32>)>,
     notes: &[(&str, String)],
 ) -> Result<(), ConvertError> {
-    let fail = |problem: String| ConvertError::Importance { path: path.to_owned(), problem };
-    let raw: Vec<Vec<u8>> = tensors.values().map(|(_, v)| v.iter().flat_map(|x| x.to_le_bytes()).collect()).collect();
-    let mut views = Vec::with_capacity(tensors.len());
-    for ((name, (shape, _)), raw) in tensors.iter().zip(&raw) {
-        let view = TensorView::new(Dtype::F32, shape.clone(), raw).map_err(|e| fail(format!("{name}: {e}")))?;
-        views.push((name.as_str(), view));
-    }
-    let mut metadata: HashMap<String, String> = notes.iter().map(|(k, v)| ((*k).to_owned(), v.clone())).collect();
+    let header = header(path, tensors, notes)?;
+    let io = |source| ConvertError::Io { path: path.to_owned(), doing: "cannot write", source };
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // Readable by all, as far as the umask allows: the default of temporary files is the owner alone.
+    let permissions = Permissions::from_mode(0o666);
+    let part = tempfile::Builder::new().suffix(".part").permissions(permissions).tempfile_in(folder).map_err(io)?;
+    let mut out = BufWriter::new(part);
+    let write = |out: &mut BufWriter<_>| -> std::io::Result<()> {
+        out.write_all(&(header.len() as u64).to_le_bytes())?;
+        out.write_all(&header)?;
+        let mut values = tensors.values().flat_map(|(_, values)| values);
+        values.try_for_each(|v| out.write_all(&v.to_le_bytes()))
+    };
+    write(&mut out).map_err(io)?;
+    let part = out.into_inner().map_err(|e| io(e.into_error()))?;
+    part.persist(path).map_err(|e| io(e.error))?;
+    Ok(())
+}
+
+/// The JSON head, padded to whole words. Written here because the crate's own keeps notes in random order.
+fn header(
+    path: &Path,
+    tensors: &BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+    notes: &[(&str, String)],
+) -> Result<Vec<u8>, ConvertError> {
+    let mut metadata = serde_json::Map::new();
     metadata.insert("format".into(), FORMAT.into());
-    let bytes = safetensors::serialize(views, Some(metadata)).map_err(|e| fail(e.to_string()))?;
-    std::fs::write(path, bytes).map_err(|source| ConvertError::Io {
-        path: path.to_owned(),
-        doing: "cannot write",
-        source,
-    })
+    metadata.extend(notes.iter().map(|(key, text)| ((*key).to_owned(), text.clone().into())));
+    let mut head = serde_json::Map::new();
+    head.insert("__metadata__".into(), metadata.into());
+    let mut offset = 0;
+    for (name, (shape, values)) in tensors {
+        if shape.iter().product::<usize>() != values.len() {
+            let problem = format!("{name} has shape {shape:?} but {} values", values.len());
+            return Err(ConvertError::Importance { path: path.to_owned(), problem });
+        }
+        let end = offset + 4 * values.len();
+        head.insert(name.clone(), json!({"dtype": "F32", "shape": shape, "data_offsets": [offset, end]}));
+        offset = end;
+    }
+    let mut bytes = serde_json::Value::from(head).to_string().into_bytes();
+    bytes.resize(bytes.len().next_multiple_of(8), b' ');
+    Ok(bytes)
 }
