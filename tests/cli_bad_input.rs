@@ -277,7 +277,7 @@ fn models_that_cannot_be_read() {
 fn a_model_of_somebody_else() {
     let folder = scratch("locked");
     let path = put(&folder, "x.gguf", &b_bytes());
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0)).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).unwrap();
     let mut command = command();
     command.args(["-p", "x", "-m"]).arg(&path);
     if rustix::process::geteuid().is_root() {
@@ -286,7 +286,7 @@ fn a_model_of_somebody_else() {
         let (exe, model) = (program.path().join("ds4"), program.path().join("x.gguf"));
         std::fs::copy(env!("CARGO_BIN_EXE_ds4"), &exe).unwrap();
         std::fs::copy(&path, &model).unwrap();
-        std::fs::set_permissions(&model, PermissionsExt::from_mode(0)).unwrap();
+        std::fs::set_permissions(&model, PermissionsExt::from_mode(0o000)).unwrap();
         let mut nobody = std::process::Command::new(&exe);
         nobody.uid(65534).current_dir("/").stdin(Stdio::null()).args(["-p", "x", "-m"]).arg(&model);
         finish(&mut nobody).failed(1, &["Permission denied"]);

@@ -112,6 +112,23 @@ fn instruction_sets_threads_and_chunks_equal_the_plain_twin() {
 }
 
 #[test]
+fn eviction_policies_are_invisible() {
+    let (want, vocab) = plain(b(), Arithmetic::Fast);
+    let prompt = prompt(PROMPT, vocab);
+    for (policy, _) in cache_policy::policies::KNOWN {
+        let options = EngineOptions {
+            is_streaming: true,
+            budget: Some(Budget::Slots(13)),
+            policy: (*policy).into(),
+            ..options(b())
+        };
+        let mut engine = open(&options);
+        assert_same(&fresh_trail(&mut engine, 7, &prompt, GENERATED), &want, vocab, policy);
+        assert!(engine.cache().unwrap().stats().decode.evictions > 0, "{policy} had something to choose");
+    }
+}
+
+#[test]
 fn a_drive_that_reorders_and_reads_short_changes_nothing() {
     let (want, vocab) = plain(b(), Arithmetic::Fast);
     let prompt = prompt(PROMPT, vocab);

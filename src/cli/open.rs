@@ -107,11 +107,12 @@ pub fn open(options: &EngineOptions, interrupt: &Interrupt) -> Result<Engine, Cl
     let meters =
         Mutex::new((Meter::new("loading weights", Unit::Bytes), Meter::new("preloading experts", Unit::Bytes)));
     let progress = |step: Step, done: u64, total: u64| {
+        // Several threads load: whoever holds the lock speaks for all of them.
+        let mut meters = meters.lock().expect("no progress call panics");
         if interrupt.is_set() {
             note("interrupted");
             std::process::exit(1);
         }
-        let mut meters = meters.lock().expect("no progress call panics");
         match step {
             Step::Weights => meters.0.set(done, total),
             Step::Preload => meters.1.set(done, total),

@@ -82,6 +82,14 @@ impl ExpertLease<CpuBackend> for StreamedLease<'_> {
     }
 }
 
+impl Drop for StreamedLease<'_> {
+    /// A request that failed ends only with all of its reads, so that the next one cannot join a read that is about to fail too.
+    /// After a request that went well nothing is left to wait for.
+    fn drop(&mut self) {
+        while !matches!(self.lease.next_ready(), Ok(None)) {}
+    }
+}
+
 /// Experts that all lie in memory.
 pub struct ResidentExperts {
     weights: Arc<ResidentWeights>,
