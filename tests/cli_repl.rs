@@ -4,7 +4,11 @@
 mod cli_rig;
 
 use cli_rig::made_models::{b, b_rules};
-use cli_rig::{Live, command, json, scratch};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use cli_rig::{Live, command, finish, json, scratch};
+use rustix::process::Signal;
 
 fn session(model: &std::path::Path, args: &[&str]) -> Live {
     let mut live = Live::start(command().arg("-m").arg(model).args(args));
@@ -101,6 +105,63 @@ fn an_interrupt_stops_the_answer_and_the_session_goes_on() {
     }
     live.say("/quit");
     assert_eq!(live.end().code, Some(0));
+}
+
+/// On a terminal the line editor has handlers of its own, which must not take the signal away.
+#[test]
+fn ctrl_c_on_a_terminal_stops_the_answer_and_the_session_goes_on() {
+    let (program, log) = (command().get_program().to_owned(), scratch("terminal").join("stderr"));
+    let slow = "--temp 1 --seed 3 --quality --simd scalar -t 1 -c 4096";
+    let line = format!("exec '{}' -m '{}' {slow} 2>'{}'", program.display(), b().display(), log.display());
+    let Ok(found) = Command::new("script").arg("--version").output() else {
+        println!("notice: no program script here, which would give ds4 a terminal");
+        return;
+    };
+    assert!(found.status.success());
+    let said = |part: &str, times: usize| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while std::fs::read_to_string(&log).unwrap_or_default().matches(part).count() < times {
+            assert!(Instant::now() < deadline, "no {part:?} in {:?}", std::fs::read_to_string(&log));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let mut live = Live::start(Command::new("script").args(["-qefc", &line, "/dev/null"]).env("TERM", "xterm"));
+    said("type a message", 1);
+    for turn in 1..=2 {
+        // Lets the editor take the terminal before keys are pressed.
+        std::thread::sleep(Duration::from_millis(200));
+        let before = live.written();
+        live.type_bytes(b"hello there\r");
+        live.wait_for_output(before + 300);
+        live.type_bytes(b"\x03");
+        said("stopped; the conversation goes on", turn);
+        assert!(live.is_running());
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    live.type_bytes(b"/quit\r");
+    assert_eq!(live.end().code, Some(0));
+}
+
+#[test]
+fn a_line_that_is_no_text_does_not_end_the_session() {
+    let mut live = session(b(), &["-n", "4", "-c", "256"]);
+    live.say("hello there");
+    live.wait_for("generation: ");
+    let before = used(&mut live);
+    live.type_bytes(b"\xff\xfe\n");
+    live.wait_for("not UTF-8 text");
+    assert_eq!(used(&mut live), before);
+    live.signal(Signal::TERM);
+    assert_eq!(live.end().code, Some(1), "waiting for a line, one SIGTERM is enough");
+}
+
+#[test]
+fn files_of_one_answer_are_refused() {
+    for flag in ["--dump-logits", "--dump-logprobs", "--trace-routes"] {
+        let path = scratch(flag).join("x");
+        let ran = finish(command().arg("-m").arg(b()).arg(flag).arg(&path));
+        ran.failed(2, &[flag, "needs a prompt"]);
+    }
 }
 
 #[test]

@@ -187,7 +187,7 @@ pub struct DiagnosisArgs {
     #[arg(long, default_value_t = 5, value_name = "K", requires = "dump_logprobs")]
     pub logprobs_top_k: u32,
     /// Measure the perplexity of a text file and stop (windows of --ctx tokens, 1024 by default)
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_file", "tokens_file"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_file", "tokens_file", "decode_consistency", "dump_logits", "dump_logprobs", "trace_routes"])]
     pub perplexity_file: Option<PathBuf>,
     /// Compute the last N prompt tokens in one chunk and one by one, compare the bits, and stop
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]

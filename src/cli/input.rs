@@ -1,6 +1,7 @@
 //! What the user wants said: prompt text, files, token lists, and which model file is meant.
 //! Reads small files only. Surprising fact: an empty prompt is refused rather than sent, since every model answers it with noise.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::cli::CliError;
@@ -82,11 +83,13 @@ pub fn prompt(cli: &Cli) -> Result<Option<Prompt>, CliError> {
 pub fn text_file(path: &Path) -> Result<String, CliError> {
     let shown = path.display();
     let unreadable = |e: std::io::Error| CliError::failed(format!("cannot read {shown}: {e}"));
-    let len = std::fs::metadata(path).map_err(unreadable)?.len();
-    if len > TEXT_BYTES_MAX {
-        return Err(CliError::failed(format!("{shown} has {len} bytes, at most {TEXT_BYTES_MAX} are read; split it")));
+    // Counted while reading: devices and pipes have no length.
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(path).map_err(unreadable)?;
+    file.take(TEXT_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > TEXT_BYTES_MAX {
+        return Err(CliError::failed(format!("{shown} has more than {TEXT_BYTES_MAX} bytes; split it")));
     }
-    let bytes = std::fs::read(path).map_err(unreadable)?;
     String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
         CliError::failed(format!(

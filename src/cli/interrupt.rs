@@ -9,7 +9,11 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 /// Shared view of "somebody asked us to stop".
 #[derive(Clone, Debug)]
-pub struct Interrupt(Arc<AtomicBool>);
+pub struct Interrupt {
+    asked: Arc<AtomicBool>,
+    /// Whether SIGTERM ends the process now, because nothing is running that would look at `asked`.
+    idle: Arc<AtomicBool>,
+}
 
 impl Interrupt {
     /// Starts listening for SIGINT and SIGTERM.
@@ -17,27 +21,28 @@ impl Interrupt {
     /// # Errors
     /// When the system refuses the handlers.
     pub fn listen() -> std::io::Result<Self> {
-        let flag = Arc::new(AtomicBool::new(false));
+        let (flag, idle) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        signal_hook::flag::register_conditional_shutdown(SIGTERM, 1, Arc::clone(&idle))?;
         for signal in [SIGINT, SIGTERM] {
             // Order matters: the shutdown looks at the flag before this signal sets it.
             signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&flag))?;
             signal_hook::flag::register(signal, Arc::clone(&flag))?;
         }
-        Ok(Self(flag))
+        Ok(Self { asked: flag, idle })
     }
 
     /// Whether a stop was asked for since the last `clear`.
     pub fn is_set(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.asked.load(Ordering::Relaxed)
     }
 
     /// Forgets an answered request, so that the next generation can run.
     pub fn clear(&self) {
-        self.0.store(false, Ordering::Relaxed);
+        self.asked.store(false, Ordering::Relaxed);
     }
 
-    /// The flag itself, for layers that must not know about signals.
-    pub fn flag(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.0)
+    /// Whether SIGTERM is to end the process at once, as while waiting for a line.
+    pub fn end_at_once(&self, idle: bool) {
+        self.idle.store(idle, Ordering::Relaxed);
     }
 }

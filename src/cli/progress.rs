@@ -43,6 +43,11 @@ impl Meter {
             let bar = self.bar.get_or_insert_with(|| terminal_bar(self.label, self.unit, total));
             bar.set_length(total);
             bar.set_position(done);
+            if done >= total {
+                // The line belongs to the answer now.
+                bar.finish_and_clear();
+                self.bar = None;
+            }
         } else if self.shown.is_none_or(|shown| now - shown >= PLAIN_EVERY) {
             self.shown = Some(now);
             eprintln!("ds4: {}: {} of {}", self.label, self.amount(done), self.amount(total));

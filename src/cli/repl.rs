@@ -2,6 +2,7 @@
 //! Never loses a conversation to an error or to Ctrl-C: a failed or stopped answer leaves the messages before it in place.
 //! Surprising fact: the whole conversation is rendered anew for each answer, and what the state already holds costs nothing.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use rustyline::error::ReadlineError;
@@ -24,16 +25,31 @@ use crate::session::stop::StopRules;
 use crate::session::timeline::{Flow, Timeline};
 use crate::text::chat::{Message, Role};
 
+/// Lines in a row that may be no text before the terminal is given up.
+const UNREADABLE_MAX: u32 = 100;
 /// Lines of history kept.
 const HISTORY_MAX: usize = 1000;
+
+/// The line editor. To be made before [`Interrupt::listen`].
+///
+/// # Errors
+/// A terminal that cannot be used.
+pub fn editor() -> Result<DefaultEditor, CliError> {
+    let config = Config::builder().max_history_size(HISTORY_MAX).map_err(CliError::failed)?.auto_add_history(true);
+    DefaultEditor::with_config(config.bracketed_paste(true).build()).map_err(CliError::failed)
+}
 
 /// Runs the session until the user leaves.
 ///
 /// # Errors
-/// A terminal that cannot be used; a `--stats-json` file that cannot be written.
-pub fn run(cli: &Cli, engine: &Engine, sampler: Sampler, interrupt: &Interrupt) -> Result<(), CliError> {
-    let config = Config::builder().max_history_size(HISTORY_MAX).map_err(CliError::failed)?.auto_add_history(true);
-    let mut editor = DefaultEditor::with_config(config.bracketed_paste(true).build()).map_err(CliError::failed)?;
+/// A terminal that cannot be read; a `--stats-json` file that cannot be written.
+pub fn run(
+    cli: &Cli,
+    engine: &Engine,
+    mut editor: DefaultEditor,
+    sampler: Sampler,
+    interrupt: &Interrupt,
+) -> Result<(), CliError> {
     let history = history_path();
     if let Some(path) = &history {
         // A first run has none.
@@ -41,18 +57,30 @@ pub fn run(cli: &Cli, engine: &Engine, sampler: Sampler, interrupt: &Interrupt) 
     }
     let mut repl = Repl::new(cli, engine, sampler, interrupt)?;
     note("type a message, or /help");
+    let mut unreadable = 0;
     loop {
-        match editor.readline("> ") {
-            Ok(line) => match repl.handle(&line) {
-                Ok(Flow::Continue) => {}
-                Ok(Flow::Stop) => break,
-                // Nobody is there to talk to.
-                Err(CliError::Unread) => break,
-                Err(error) => note(&error.to_string()),
-            },
+        interrupt.end_at_once(true);
+        let line = editor.readline("> ");
+        interrupt.end_at_once(false);
+        match line {
+            Ok(line) => {
+                unreadable = 0;
+                let flow = repl.handle(&line);
+                interrupt.clear();
+                match flow {
+                    Ok(Flow::Continue) => {}
+                    Ok(Flow::Stop) => break,
+                    Err(CliError::Unread) => return Err(CliError::Unread),
+                    Err(error) => note(&error.to_string()),
+                }
+            }
             // At the prompt there is nothing to stop: Ctrl-C clears the line.
-            Err(ReadlineError::Interrupted) => {}
+            Err(ReadlineError::Interrupted) => interrupt.clear(),
             Err(ReadlineError::Eof) => break,
+            Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData && unreadable < UNREADABLE_MAX => {
+                unreadable += 1;
+                note("that line is not UTF-8 text; the conversation goes on");
+            }
             Err(error) => return Err(CliError::failed(format!("cannot read the terminal: {error}"))),
         }
     }
@@ -213,6 +241,12 @@ impl<'a> Repl<'a> {
         let (used, ctx) = self.timeline.as_ref().map_or((0, 0), |t| (t.tokens().len(), t.ctx()));
         note(&format!("{}, {used} of {ctx} tokens used", self.engine.prepared.file.path().display()));
         note(&self.engine.plan().to_string());
+        if ctx as u64 != self.engine.plan().ctx {
+            note(&format!(
+                "the plan was made for --ctx {}; this context has {ctx} tokens since /ctx",
+                self.engine.plan().ctx
+            ));
+        }
     }
 
     fn stats(&self) -> RunStats {

@@ -10,6 +10,7 @@ use crate::cli::logits_file::LogitsFile;
 use crate::cli::logprobs_file::{LogprobsFile, write_json};
 use crate::cli::open::{engine_options, open};
 use crate::cli::watch::RunWatcher;
+use crate::cli::whole_file::WholeFile;
 use crate::cli::{CliError, output, repl, report, tasks};
 use crate::engine::Engine;
 use crate::engine::stats::{RunStats, Timings};
@@ -42,6 +43,9 @@ pub fn run(cli: &Cli) -> Result<(), CliError> {
         return tasks::dump_tokens(cli, &options, prompt);
     }
     let text = cli.diagnosis.perplexity_file.as_deref().map(input::text_file).transpose()?;
+    check_outputs(cli, prompt.is_some())?;
+    // The line editor takes SIGINT for itself when it is made; made first, it gets the signal from our handler.
+    let editor = (prompt.is_none() && text.is_none()).then(repl::editor).transpose()?;
     let interrupt = Interrupt::listen().map_err(CliError::failed)?;
     let mut options = options;
     if text.is_some() && options.ctx.is_none() {
@@ -49,17 +53,36 @@ pub fn run(cli: &Cli) -> Result<(), CliError> {
     }
     let engine = open(&options, &interrupt)?;
     match (text, prompt, cli.diagnosis.decode_consistency) {
+        (None, None, _) => repl::run(cli, &engine, editor.expect("made above"), sampler, &interrupt),
         (Some(text), ..) => tasks::perplexity(cli, &engine, &interrupt, &text),
         (None, Some(prompt), Some(single)) => {
             let tokens = prompt_tokens(cli, engine.tokenizer(), engine.prepared.config.arch(), &prompt)?;
-            tasks::consistency(&engine, &tokens, single as usize)
-        }
-        (None, None, Some(_)) => {
-            Err(CliError::usage("--decode-consistency needs a prompt: add -p, --prompt-file or --tokens-file"))
+            tasks::consistency(&engine, &interrupt, &tokens, single as usize)
         }
         (None, Some(prompt), None) => answer_once(cli, &engine, sampler, &interrupt, &prompt),
-        (None, None, None) => repl::run(cli, &engine, sampler, &interrupt),
     }
+}
+
+/// Refuses, before anything is loaded, output flags without effect and output files that cannot be written.
+fn check_outputs(cli: &Cli, has_prompt: bool) -> Result<(), CliError> {
+    let args = &cli.diagnosis;
+    let of_one_answer = [
+        ("--decode-consistency", args.decode_consistency.is_some()),
+        ("--dump-logits", args.dump_logits.is_some()),
+        ("--dump-logprobs", args.dump_logprobs.is_some()),
+        ("--trace-routes", args.trace_routes.is_some()),
+    ];
+    if let Some((flag, _)) = of_one_answer.iter().find(|(_, is_given)| *is_given && !has_prompt) {
+        return Err(CliError::usage(format!("{flag} needs a prompt: add -p, --prompt-file or --tokens-file")));
+    }
+    for (flag, path) in [("--stats-json", &args.stats_json), ("--dump-logprobs", &args.dump_logprobs)] {
+        if let Some(path) = path {
+            // Dropped at once: it only shows that the file could be made.
+            WholeFile::create(path)
+                .map_err(|e| CliError::failed(format!("{flag}: cannot write {}: {e}", path.display())))?;
+        }
+    }
+    Ok(())
 }
 
 fn sampler(cli: &Cli) -> Result<Sampler, CliError> {
@@ -93,7 +116,7 @@ pub fn prompt_tokens(cli: &Cli, tokenizer: &Tokenizer, arch: &str, prompt: &Prom
 struct Dumps {
     logits: Option<LogitsFile>,
     logprobs: Option<LogprobsFile>,
-    routes: Option<RouteRecorder>,
+    routes: Option<RouteRecorder<WholeFile>>,
 }
 
 impl Dumps {
@@ -103,7 +126,7 @@ impl Dumps {
         let cannot = |flag: &str, e: std::io::Error| CliError::failed(format!("{flag}: cannot write the file: {e}"));
         let logits = args.dump_logits.as_deref().map(|p| LogitsFile::create(p, vocab(engine)));
         let shape = engine.prepared.config.expert_shape();
-        let routes = args.trace_routes.as_deref().map(|p| RouteRecorder::create(p, &model, shape));
+        let routes = args.trace_routes.as_deref().map(|p| RouteRecorder::new(WholeFile::create(p)?, &model, shape));
         Ok(Self {
             logits: logits.transpose().map_err(|e| cannot("--dump-logits", e))?,
             logprobs: args.dump_logprobs.as_ref().map(|_| LogprobsFile::new(model)),
@@ -122,7 +145,7 @@ impl Dumps {
             file.write(path).map_err(|e| cannot("--dump-logprobs", e))?;
         }
         if let Some(routes) = self.routes {
-            routes.finish().map_err(|e| cannot("--trace-routes", e))?;
+            routes.finish().and_then(WholeFile::finish).map_err(|e| cannot("--trace-routes", e))?;
         }
         Ok(())
     }
@@ -181,10 +204,12 @@ fn answer_once(
         Ok(())
     })();
     let watched = watcher.finish().map_err(|e| CliError::failed(format!("--dump-logits: cannot write the file: {e}")));
-    outcome.report(cli, engine, timeline.ctx())?;
+    // Each of the following is worth having without the others.
+    let reported = outcome.report(cli, engine, timeline.ctx());
     result?;
     watched?;
     dumps.finish(cli, timeline.tokens())?;
+    reported?;
     match outcome.answer {
         Some(answer) if answer.ended == Ended::Caller => Err(CliError::Failed("interrupted".into())),
         _ => Ok(()),

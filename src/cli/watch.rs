@@ -6,6 +6,7 @@ use std::io;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::logits_file::LogitsFile;
 use crate::cli::progress::{Meter, Unit};
+use crate::cli::whole_file::WholeFile;
 use crate::models::probe::Probe;
 use crate::session::route_trace::RouteRecorder;
 use crate::session::timeline::{Flow, Watcher};
@@ -16,7 +17,7 @@ pub struct RunWatcher<'a> {
     interrupt: &'a Interrupt,
     meter: Meter,
     logits: Option<&'a mut LogitsFile>,
-    routes: Option<&'a mut RouteRecorder>,
+    routes: Option<&'a mut RouteRecorder<WholeFile>>,
     failure: Option<io::Error>,
 }
 
@@ -33,7 +34,7 @@ impl<'a> RunWatcher<'a> {
     }
 
     /// Also records routes.
-    pub fn recording(mut self, routes: Option<&'a mut RouteRecorder>) -> Self {
+    pub fn recording(mut self, routes: Option<&'a mut RouteRecorder<WholeFile>>) -> Self {
         self.routes = routes;
         self
     }

@@ -3,7 +3,7 @@
 //! can check it on any file and machine.
 
 use crate::models::Want;
-use crate::session::timeline::{SessionError, Timeline, Watcher};
+use crate::session::timeline::{Flow, SessionError, Timeline, Watcher};
 use crate::units::TokenId;
 
 /// Outcome of a comparison.
@@ -19,34 +19,51 @@ pub struct Consistency {
     pub first: Option<usize>,
 }
 
-#[derive(Default)]
-struct Rows(Vec<(usize, Vec<f32>)>);
+struct Rows<'a> {
+    rows: Vec<(usize, Vec<f32>)>,
+    flow: &'a (dyn Fn() -> Flow + Sync),
+}
 
-impl Watcher for Rows {
+impl Watcher for Rows<'_> {
+    fn prefill(&mut self, _done: usize, _total: usize) -> Flow {
+        (self.flow)()
+    }
+
     fn logits(&mut self, position: usize, logits: &[f32]) {
-        self.0.push((position, logits.to_vec()));
+        self.rows.push((position, logits.to_vec()));
     }
 }
 
 /// Computes `tokens` in chunks, then again with the last `single` of them one by one, and compares the logits of those.
 ///
+/// `flow` is asked between passes.
+///
 /// # Errors
-/// A failed pass or a prompt that does not fit.
-pub fn compare(timeline: &mut Timeline, tokens: &[TokenId], single: usize) -> Result<Consistency, SessionError> {
+/// A failed pass, a prompt that does not fit, an interruption.
+pub fn compare(
+    timeline: &mut Timeline,
+    tokens: &[TokenId],
+    single: usize,
+    flow: &(dyn Fn() -> Flow + Sync),
+) -> Result<Consistency, SessionError> {
     let single = single.min(tokens.len());
     let split = tokens.len() - single;
-    let mut together = Rows::default();
+    let rows = || Rows { rows: Vec::new(), flow };
+    let mut together = rows();
     timeline.sync(tokens, Want::All, &mut together)?;
     timeline.clear();
-    let mut apart = Rows::default();
+    let mut apart = rows();
     if split > 0 {
-        timeline.sync(&tokens[..split], Want::None, &mut Rows::default())?;
+        timeline.sync(&tokens[..split], Want::None, &mut rows())?;
     }
     for token in &tokens[split..] {
+        if flow() == Flow::Stop {
+            return Err(SessionError::Interrupted);
+        }
         timeline.append(&[*token], Want::All, &mut apart)?;
     }
     let mut outcome = Consistency { positions: single, ..Consistency::default() };
-    for ((at, a), (_, b)) in together.0.iter().skip(split).zip(&apart.0) {
+    for ((at, a), (_, b)) in together.rows.iter().skip(split).zip(&apart.rows) {
         let is_equal = a.iter().zip(b).all(|(x, y)| x.to_bits() == y.to_bits());
         if !is_equal {
             outcome.different += 1;

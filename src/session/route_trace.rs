@@ -4,9 +4,7 @@
 //! First line: `{"format":"ds4-routes","version":1,"model":..,"layers":..,"experts":..,"top_k":..}`; then per position
 //! `{"pos":..,"token":..,"phase":"prefill"|"decode","routes":[[ids of layer 0, best first],..]}`.
 
-use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
 
 use serde::Serialize;
 
@@ -32,8 +30,8 @@ struct Line<'a> {
 }
 
 /// Records the routes of one run.
-pub struct RouteRecorder {
-    out: BufWriter<File>,
+pub struct RouteRecorder<W: Write> {
+    out: BufWriter<W>,
     layers: usize,
     top_k: usize,
     first_pos: usize,
@@ -44,13 +42,13 @@ pub struct RouteRecorder {
     failure: Option<io::Error>,
 }
 
-impl RouteRecorder {
-    /// Starts the file at `path` for a model with `(layers, experts, top_k)`.
+impl<W: Write> RouteRecorder<W> {
+    /// Starts a trace into `out` for a model with `(layers, experts, top_k)`.
     ///
     /// # Errors
-    /// When the file cannot be created.
-    pub fn create(path: &Path, model: &str, (layers, experts, top_k): (usize, usize, usize)) -> io::Result<Self> {
-        let mut out = BufWriter::new(File::create(path)?);
+    /// When `out` cannot be written to.
+    pub fn new(out: W, model: &str, (layers, experts, top_k): (usize, usize, usize)) -> io::Result<Self> {
+        let mut out = BufWriter::new(out);
         let header = Header { format: "ds4-routes", version: 1, model, layers, experts, top_k };
         serde_json::to_writer(&mut out, &header)?;
         out.write_all(b"\n")?;
@@ -69,14 +67,14 @@ impl RouteRecorder {
         self.seen_layers = 0;
     }
 
-    /// Writes what is left.
+    /// Writes what is left and gives the writer back.
     ///
     /// # Errors
     /// The first failure to write.
-    pub fn finish(mut self) -> io::Result<()> {
+    pub fn finish(mut self) -> io::Result<W> {
         self.flush_pass();
         self.failure.map_or(Ok(()), Err)?;
-        self.out.flush()
+        self.out.into_inner().map_err(io::IntoInnerError::into_error)
     }
 
     fn flush_pass(&mut self) {
@@ -98,7 +96,7 @@ impl RouteRecorder {
     }
 }
 
-impl Probe for RouteRecorder {
+impl<W: Write + Send> Probe for RouteRecorder<W> {
     fn wants(&self, point: Point) -> bool {
         point == Point::RouterIds
     }

@@ -23,7 +23,9 @@ pub enum SessionError {
     Model(#[from] ModelError),
     #[error("the prompt is empty; give it at least one token")]
     EmptyPrompt,
-    #[error("the prompt has {tokens} tokens, but the context holds {ctx}; use --ctx {} or more, or a shorter prompt", tokens + 1)]
+    #[error(
+        "the prompt has {tokens} tokens, but the context holds {ctx}; use --ctx {tokens} or more, or a shorter prompt"
+    )]
     PromptTooLong { tokens: usize, ctx: usize },
     #[error("interrupted")]
     Interrupted,

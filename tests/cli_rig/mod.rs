@@ -190,8 +190,13 @@ impl Live {
     }
 
     pub fn say(&mut self, line: &str) {
+        self.type_bytes(format!("{line}\n").as_bytes());
+    }
+
+    /// Sends bytes as they are, such as a key of a terminal.
+    pub fn type_bytes(&mut self, bytes: &[u8]) {
         let stdin = self.child.stdin.as_mut().unwrap();
-        stdin.write_all(line.as_bytes()).and_then(|()| stdin.write_all(b"\n")).and_then(|()| stdin.flush()).unwrap();
+        stdin.write_all(bytes).and_then(|()| stdin.flush()).unwrap();
     }
 
     /// Waits for a line of stderr with `part`.
