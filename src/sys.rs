@@ -81,6 +81,18 @@ pub fn reset_peak() -> Result<(), SysError> {
     std::fs::write(file, "5").map_err(|source| SysError::Unreadable { file: file.into(), source })
 }
 
+/// Blocks from this size on go back to the system when they are freed.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const RETURNED_BYTES_MIN: libc::c_int = 128 << 10;
+
+/// Keeps freed blocks from piling up in the heaps of threads, one heap each: the allocator would otherwise keep
+/// ever larger ones. For the start of a program.
+pub fn return_freed_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: mallopt takes two integers and may be called at any time; a refusal changes nothing.
+    let _ = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, RETURNED_BYTES_MIN) };
+}
+
 /// Lines of /proc/meminfo that matter here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemInfo {

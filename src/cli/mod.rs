@@ -60,6 +60,7 @@ impl CliError {
 
 /// Runs `ds4`.
 pub fn main() -> ExitCode {
+    crate::sys::return_freed_memory();
     let warnings = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN);
     warnings.without_time().with_target(false).init();
     let result = match Cli::from_process_args() {

@@ -19,6 +19,7 @@ use cache_policy::UnknownPolicy;
 use cache_policy::plan::{Plan, PlanError};
 
 use crate::backend::cpu::CpuBackend;
+use crate::backend::cpu::matmul;
 use crate::backend::cpu::simd::SimdLevel;
 use crate::backend::{Backend, BackendError};
 use crate::models::metadata::ConfigError;
@@ -141,6 +142,7 @@ impl Engine {
         let threads = options.threads.unwrap_or_else(sys::cpu_count);
         let backend =
             Arc::new(CpuBackend::new(threads, options.arithmetic, options.simd.unwrap_or_else(SimdLevel::detect))?);
+        backend.reserve(&prepared.products);
         let loaded = load_weights(&prepared, options.is_streaming, threads, progress)?;
         let source = FileWeights::new(&prepared.file, Arc::clone(&loaded));
         let model = models::load(&FileMetadata(prepared.file.metadata()), Arc::clone(&backend), &source)
@@ -187,7 +189,9 @@ impl Engine {
         let options = RunnerOptions { ctx, chunk, ..self.prepared.runner };
         let bytes = self.prepared.config.runner_bytes(&options);
         let plan = self.plan();
-        let needed = bytes.kv.saturating_add(bytes.scratch);
+        let products = prepare::product_shapes(&self.prepared.file, self.prepared.config.as_ref(), &options);
+        let device = matmul::scratch_bytes(self.backend.arithmetic(), &products);
+        let needed = bytes.kv.saturating_add(bytes.scratch).saturating_add(device);
         // Half of what the plan left to the system may still be taken without hurting it.
         let room = plan.kv.0 + plan.scratch.0 + plan.spare.0 / 2;
         if needed > room {

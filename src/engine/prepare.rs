@@ -2,16 +2,19 @@
 //! Never reads tensor data. Surprising fact: the vocabulary is loaded first, so that its memory counts as part of the
 //! process and not as a surprise.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use cache_policy::plan::{self, ClassRequest, Plan, Request};
 use cache_policy::policies::{MakePolicy, by_name};
 
+use crate::backend::cpu::matmul::{self, ProductShape};
 use crate::engine::EngineError;
 use crate::engine::metadata::{FileMetadata, vocabulary};
 use crate::engine::options::{CHUNK_DEFAULT, CTX_DEFAULT_MAX, EngineOptions, PRELOAD_AUTO_MAX, Preload};
-use crate::models::{self, ModelConfig, RunnerOptions};
+use crate::models::{self, ModelConfig, Product, RunnerOptions};
+use crate::quant::QuantType;
 use crate::storage::expert_cache::{SizeClass, size_classes};
 use crate::storage::gguf::GgufFile;
 use crate::storage::layout::Layout;
@@ -29,6 +32,8 @@ pub struct Prepared {
     pub config: Box<dyn ModelConfig>,
     pub tokenizer: Tokenizer,
     pub runner: RunnerOptions,
+    /// The products of a pass, for the memory that the device keeps for them.
+    pub(super) products: Vec<ProductShape>,
     pub plan: Plan,
     /// What deserves a line before the run: slower paths, lengths beyond training.
     pub notices: Vec<String>,
@@ -63,8 +68,10 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
     // Resident experts are loaded unpadded; only reads into slots need room for alignment.
     let alignment = if options.is_streaming { reader.alignment() } else { Alignment::NONE };
     let classes = size_classes(&layout.experts, alignment)?;
-    let plan = make_plan(options, config.as_ref(), &layout, &classes, &runner, rows.as_deref())?;
-    Ok(Prepared { file, layout, config, tokenizer, runner, plan, notices, policy, reader, rows, classes })
+    let products = product_shapes(&file, config.as_ref(), &runner);
+    let device = matmul::scratch_bytes(options.arithmetic, &products);
+    let plan = make_plan(options, config.as_ref(), &layout, &classes, (&runner, device), rows.as_deref())?;
+    Ok(Prepared { file, layout, config, tokenizer, runner, products, plan, notices, policy, reader, rows, classes })
 }
 
 /// The tokenizer of a file and its architecture, without looking at anything else.
@@ -93,6 +100,17 @@ fn runner_options(options: &EngineOptions, config: &dyn ModelConfig, notices: &m
     RunnerOptions { ctx, chunk, kv_exact: options.kv_exact }
 }
 
+/// The products of a pass with the types that the file has. A tensor that is missing is an error of the loader.
+pub(super) fn product_shapes(file: &GgufFile, config: &dyn ModelConfig, runner: &RunnerOptions) -> Vec<ProductShape> {
+    let types: HashMap<&str, QuantType> = file.tensors().iter().map(|t| (t.name.as_str(), t.ty)).collect();
+    let is_weights = |ty: &QuantType| *ty != QuantType::I8;
+    let shape = |Product { tensor, rows, groups, cols, outputs }| {
+        let ty = types.get(tensor.as_str()).copied().filter(is_weights)?;
+        Some(ProductShape { ty, rows, groups, cols, outputs })
+    };
+    config.products(runner).into_iter().filter_map(shape).collect()
+}
+
 /// Most row-table memory of one pass: all rows of a chunk. The columns of a token are not known here, so the count comes from the
 /// bytes that the model says a token asks for.
 fn staging(runner: &RunnerOptions, config: &dyn ModelConfig, rows: Option<&RowTables>) -> u64 {
@@ -104,7 +122,7 @@ fn make_plan(
     config: &dyn ModelConfig,
     layout: &Layout,
     classes: &[SizeClass],
-    runner: &RunnerOptions,
+    (runner, device): (&RunnerOptions, u64),
     rows: Option<&RowTables>,
 ) -> Result<Plan, EngineError> {
     let mut facts = sys::memory_facts()?;
@@ -117,7 +135,7 @@ fn make_plan(
         resident: layout.resident_bytes,
         ctx: runner.ctx as u64,
         kv: Bytes(bytes.kv),
-        scratch: Bytes(bytes.scratch),
+        scratch: Bytes(bytes.scratch.saturating_add(device)),
         staging: Bytes(staging(runner, config, rows)),
         prefill_reserve: Bytes(0),
         classes: requests,

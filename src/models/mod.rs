@@ -109,6 +109,21 @@ pub struct RunnerBytes {
     pub scratch: u64,
 }
 
+/// A matrix product of a pass, for the planner of a device's memory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Product {
+    /// Name of the matrix in the file.
+    pub tensor: String,
+    /// Most rows that go through at once.
+    pub rows: usize,
+    /// Slices of a row that each run through their own part of the outputs; 1 for a plain product.
+    pub groups: usize,
+    /// Columns of the matrix.
+    pub cols: usize,
+    /// Outputs of one row.
+    pub outputs: usize,
+}
+
 /// What a file of some architecture needs, before anything of it is loaded.
 pub trait ModelConfig: Send + Sync {
     /// `general.architecture` of the file.
@@ -121,6 +136,8 @@ pub trait ModelConfig: Send + Sync {
     fn rows_per_token(&self) -> usize;
     /// Memory of a runner.
     fn runner_bytes(&self, options: &RunnerOptions) -> RunnerBytes;
+    /// The matrix products of a pass under `options`.
+    fn products(&self, options: &RunnerOptions) -> Vec<Product>;
     /// All tensors that the file must have.
     fn tensor_specs(&self) -> Vec<weights::TensorSpec>;
     /// What every matrix but the embedding is multiplied with.

@@ -11,7 +11,6 @@ pub use activations::Activations;
 use super::pool::Pool;
 use super::simd::{SimdLevel, Usable};
 use crate::quant::QuantType;
-use std::cell::RefCell;
 use std::ops::Range;
 
 /// Below this many multiply-adds a product runs on the calling thread: handing half of it to another thread takes
@@ -158,20 +157,50 @@ impl Kernels {
     }
 }
 
+/// A product that is going to be asked for, as far as its memory depends on it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ProductShape {
+    /// Type of the weights.
+    pub ty: QuantType,
+    /// Most activation rows.
+    pub rows: usize,
+    /// Groups of [`matmul_grouped`]; 1 for a plain product.
+    pub groups: usize,
+    /// Inputs of one weight row.
+    pub cols: usize,
+    /// Weight rows.
+    pub outputs: usize,
+}
+
+/// Memory that products pass activations and sums through. One serves all products of a pool, which run one after
+/// another; a decode step allocates nothing.
 #[derive(Default)]
-struct Scratch {
+pub(crate) struct Scratch {
     acts: Activations,
     out: Vec<f32>,
 }
 
-thread_local! {
-    /// Reused so that a decode step allocates nothing once it has seen its largest matrix.
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
+impl Scratch {
+    /// Scratch that does not grow in any of `products`.
+    pub(crate) fn for_products(mode: Arithmetic, products: &[ProductShape]) -> Self {
+        let out = products.iter().map(out_len).max().unwrap_or(0);
+        Self { acts: Activations::for_products(mode, products), out: Vec::with_capacity(out) }
+    }
+}
+
+/// Bytes of scratch that a pool holds for `products`, for the memory plan.
+pub fn scratch_bytes(mode: Arithmetic, products: &[ProductShape]) -> u64 {
+    let out = products.iter().map(out_len).max().unwrap_or(0);
+    Activations::bytes_for(mode, products) + 4 * out as u64
+}
+
+fn out_len(product: &ProductShape) -> usize {
+    if product.rows == 1 { 0 } else { product.rows.saturating_mul(product.outputs) }
 }
 
 /// `out[r][o] = sum over i of w[o][i] * x[r][i]`: `x` is `[rows, w.cols]`, `out` `[rows, w.rows]`.
 pub fn matmul(pool: &Pool, kernels: &Kernels, mode: Arithmetic, w: MatView, x: &[f32], rows: usize, out: &mut [f32]) {
-    with_scratch(|scratch| {
+    with_scratch(pool, |scratch| {
         kernels.prepare_on(pool, mode, w.ty, x, rows, w.cols, &mut scratch.acts);
         product_on(pool, kernels, w, &scratch.acts, &mut scratch.out, out);
     });
@@ -180,7 +209,7 @@ pub fn matmul(pool: &Pool, kernels: &Kernels, mode: Arithmetic, w: MatView, x: &
 /// [`matmul`] with activations that are prepared already, for several matrices on the same input: `out` is
 /// `[acts.rows(), w.rows]`.
 pub fn matmul_prepared(pool: &Pool, kernels: &Kernels, w: MatView, acts: &Activations, out: &mut [f32]) {
-    with_scratch(|scratch| product_on(pool, kernels, w, acts, &mut scratch.out, out));
+    with_scratch(pool, |scratch| product_on(pool, kernels, w, acts, &mut scratch.out, out));
 }
 
 /// A block-diagonal product: the rows of `w` fall into `groups` equal runs, run `g` is applied to part `g` of each
@@ -200,7 +229,7 @@ pub fn matmul_grouped(
     assert!(groups > 0 && w.rows.is_multiple_of(groups), "{} rows in {groups} groups", w.rows);
     assert_eq!(out.len(), rows * w.rows, "output of {rows} x {}", w.rows);
     let group_rows = w.rows / groups;
-    with_scratch(|scratch| {
+    with_scratch(pool, |scratch| {
         // Seen as [rows * groups, cols], so activation row r, group g is row r * groups + g.
         kernels.prepare_on(pool, mode, w.ty, x, rows * groups, w.cols, &mut scratch.acts);
         let acts = &scratch.acts;
@@ -224,11 +253,12 @@ pub fn matmul_grouped(
     });
 }
 
-fn with_scratch<R>(f: impl FnOnce(&mut Scratch) -> R) -> R {
-    // Taken out, not borrowed: while this thread waits for others, rayon may let it start another product.
-    let mut scratch = SCRATCH.take();
+fn with_scratch<R>(pool: &Pool, f: impl FnOnce(&mut Scratch) -> R) -> R {
+    // Taken out, not locked: while this thread waits for others, rayon may let it start another product. That one
+    // finds nothing and makes its own, which is kept only until this one is put back.
+    let mut scratch = std::mem::take(&mut *pool.scratch.lock());
     let result = f(&mut scratch);
-    SCRATCH.set(scratch);
+    *pool.scratch.lock() = scratch;
     result
 }
 
@@ -254,6 +284,10 @@ fn grain(products: usize) -> usize {
 fn columns(scratch: &mut Vec<f32>, rows: usize, len: usize) -> &mut [f32] {
     let len = if rows == 1 { 0 } else { len };
     if scratch.len() < len {
+        // Nothing is worth keeping, and a copy would hold both at once.
+        if scratch.capacity() < len {
+            *scratch = Vec::with_capacity(len);
+        }
         scratch.resize(len, 0.0);
     }
     &mut scratch[..len]

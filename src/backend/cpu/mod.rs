@@ -30,7 +30,7 @@ mod swiglu;
 
 use super::{Backend, BackendError, SharedBytes, ops};
 use crate::quant::QuantType;
-use matmul::{Arithmetic, Kernels, MatView};
+use matmul::{Arithmetic, Kernels, MatView, ProductShape, Scratch};
 use pool::Pool;
 use simd::SimdLevel;
 
@@ -58,6 +58,16 @@ impl CpuBackend {
             reason: e.source.to_string(),
         })?;
         Ok(Self { pool, kernels: Kernels::new(level), arithmetic })
+    }
+
+    /// How activations enter products.
+    pub fn arithmetic(&self) -> Arithmetic {
+        self.arithmetic
+    }
+
+    /// Takes the memory of [`matmul::scratch_bytes`] now, so that `products` never grow it.
+    pub fn reserve(&self, products: &[ProductShape]) {
+        *self.pool.scratch.lock() = Scratch::for_products(self.arithmetic, products);
     }
 }
 

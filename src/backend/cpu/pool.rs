@@ -4,6 +4,10 @@
 
 use std::ops::Range;
 
+use parking_lot::Mutex;
+
+use super::matmul::Scratch;
+
 /// Pieces made per thread, so that a thread which was slowed down leaves work that others can take.
 const PIECES_PER_THREAD: usize = 4;
 
@@ -11,6 +15,8 @@ const PIECES_PER_THREAD: usize = 4;
 pub struct Pool {
     threads: usize,
     workers: Option<rayon::ThreadPool>,
+    /// Memory of the products that run here, lent to one at a time.
+    pub(super) scratch: Mutex<Scratch>,
 }
 
 /// The threads could not be started.
@@ -37,7 +43,7 @@ impl Pool {
             })
             .transpose()
             .map_err(|source| PoolError { threads, source })?;
-        Ok(Self { threads, workers })
+        Ok(Self { threads, workers, scratch: Mutex::default() })
     }
 
     /// Number of threads that compute.

@@ -2,8 +2,13 @@
 //! Never looks at values. Surprising fact: the slices of the grouped output matrix share their columns, so its statistics
 //! are taken over all groups.
 
+use std::collections::HashMap;
+
 use super::config::Config;
+use super::weights::tensor_specs;
+use super::workspace::LOGIT_ROWS_MAX;
 use crate::models::probe::{Feed, MatrixInput, Point};
+use crate::models::{Product, RunnerOptions};
 
 /// Every matrix of the file but the embedding, which is never multiplied with.
 pub fn matrix_inputs(c: &Config) -> Vec<MatrixInput> {
@@ -17,6 +22,23 @@ pub fn matrix_inputs(c: &Config) -> Vec<MatrixInput> {
     let feed = Feed::Rows { point: Point::HeadIn, slices: 1 };
     list.inputs.push(MatrixInput { tensor: "output.weight".into(), layer: list.layer, feed, width: c.hidden });
     list.inputs
+}
+
+/// Every product of a pass: those above and the routers, which stay as they are in the file and have no statistics.
+pub fn products(c: &Config, options: &RunnerOptions) -> Vec<Product> {
+    let specs = tensor_specs(c);
+    let dims: HashMap<&str, &[u64]> = specs.iter().map(|s| (s.name.as_str(), &s.dims[..])).collect();
+    let routers = (0..c.layers.len()).map(|layer| (format!("blk.{layer}.ffn_gate_inp.weight"), 1));
+    let inputs = matrix_inputs(c).into_iter().map(|input| match input.feed {
+        Feed::Rows { slices, .. } => (input.tensor, slices),
+        Feed::Routed(_) | Feed::ExpertMid => (input.tensor, 1),
+    });
+    let product = |(tensor, groups): (String, usize)| {
+        let dims = dims[tensor.as_str()];
+        let rows = if tensor == "output.weight" { options.chunk.min(LOGIT_ROWS_MAX) } else { options.chunk };
+        Product { rows, groups, cols: dims[0] as usize, outputs: dims[1] as usize, tensor }
+    };
+    inputs.chain(routers).map(product).collect()
 }
 
 struct List {

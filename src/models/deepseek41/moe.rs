@@ -11,7 +11,6 @@ use crate::models::supply::{ExpertLease, ExpertMats, ExpertSupply, Phase};
 use crate::units::{ExpertIdx, LayerIdx};
 
 /// Rows of a chunk grouped by expert; host memory that is kept from layer to layer.
-#[derive(Default)]
 pub struct Grouping {
     /// `[rows, k]` as the router chose.
     ids: Vec<i32>,
@@ -21,9 +20,29 @@ pub struct Grouping {
     active: Vec<ExpertIdx>,
     rows: Vec<i32>,
     places: Vec<i32>,
+    /// Where the next assignment of each expert goes, while sorting.
+    next: Vec<usize>,
 }
 
 impl Grouping {
+    /// Room for chunks of `chunk` rows with `k` experts each.
+    pub fn new(chunk: usize, experts: usize, k: usize) -> Self {
+        Self {
+            ids: Vec::with_capacity(chunk * k),
+            starts: Vec::with_capacity(experts + 1),
+            active: Vec::with_capacity(experts),
+            rows: Vec::with_capacity(chunk * k),
+            places: Vec::with_capacity(chunk * k),
+            next: Vec::with_capacity(experts + 1),
+        }
+    }
+
+    /// Bytes that [`Grouping::new`] takes.
+    pub fn bytes_for(chunk: usize, experts: usize, k: usize) -> u64 {
+        let by_expert = 2 * (experts + 1) * size_of::<usize>() + experts * size_of::<ExpertIdx>();
+        (3 * chunk * k * size_of::<i32>() + by_expert) as u64
+    }
+
     /// Sorts `ids` by expert; rows of one expert stay in rising order.
     fn group(&mut self, experts: usize, k: usize) {
         self.starts.clear();
@@ -45,10 +64,10 @@ impl Grouping {
         }
         self.rows.resize(self.ids.len(), 0);
         self.places.resize(self.ids.len(), 0);
-        let mut next = self.starts.clone();
+        self.next.clone_from(&self.starts);
         for (place, id) in self.ids.iter().enumerate() {
-            let at = next[*id as usize];
-            next[*id as usize] += 1;
+            let at = self.next[*id as usize];
+            self.next[*id as usize] += 1;
             self.rows[at] = (place / k) as i32;
             self.places[at] = place as i32;
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::config::{ARCH, Config, EngramConfig};
 use super::kv::{KvState, kv_bytes};
-use super::matrix_inputs::matrix_inputs;
+use super::matrix_inputs::{matrix_inputs, products};
 use super::moe::Grouping;
 use super::pass::{Ctx, Pass};
 use super::weights::{Weights, tensor_specs};
@@ -16,7 +16,9 @@ use crate::models::metadata::MetadataView;
 use crate::models::probe::{MatrixInput, Point, Probe};
 use crate::models::supply::{ExpertSupply, RowSupply, RowTicket};
 use crate::models::weights::{TensorSpec, WeightSource};
-use crate::models::{LogitSink, Model, ModelConfig, ModelError, ModelRunner, RunnerBytes, RunnerOptions, Want};
+use crate::models::{
+    LogitSink, Model, ModelConfig, ModelError, ModelRunner, Product, RunnerBytes, RunnerOptions, Want,
+};
 use crate::units::TokenId;
 
 impl ModelConfig for Config {
@@ -37,7 +39,12 @@ impl ModelConfig for Config {
     }
 
     fn runner_bytes(&self, options: &RunnerOptions) -> RunnerBytes {
-        RunnerBytes { kv: kv_bytes(self, options), scratch: scratch_bytes(self, options) }
+        let scratch = scratch_bytes(self, options) + Host::bytes_for(self, options);
+        RunnerBytes { kv: kv_bytes(self, options), scratch }
+    }
+
+    fn products(&self, options: &RunnerOptions) -> Vec<Product> {
+        products(self, options)
     }
 
     fn tensor_specs(&self) -> Vec<TensorSpec> {
@@ -85,12 +92,12 @@ impl<B: Backend> Model<B> for DeepSeek41<B> {
         Ok(Box::new(Runner {
             state: KvState::new(&self.config, &options, &*self.backend)?,
             work: Workspace::new(&self.config, &options, &*self.backend)?,
+            host: Host::new(&self.config, &options),
             model: self,
             options,
             experts,
             rows,
             pending: None,
-            host: Host::default(),
         }))
     }
 }
@@ -104,13 +111,44 @@ struct PendingRows {
     ticket: Box<dyn RowTicket>,
 }
 
-/// Host memory that is kept from step to step.
-#[derive(Default)]
+/// Host memory that is kept from step to step, with room for the largest one.
 struct Host {
     grouping: Grouping,
+    /// `[rows, columns, row_bytes]` of one table.
     row_bytes: Vec<u8>,
+    /// `[rows, columns, width]` of one table.
     row_values: Vec<f32>,
+    /// `[vocab]` of one row.
     logits: Vec<f32>,
+    /// Bytes of it all.
+    bytes: u64,
+}
+
+impl Host {
+    fn new(config: &Config, options: &RunnerOptions) -> Self {
+        let [row_bytes, row_values, logits] = Self::lens(config, options);
+        Self {
+            grouping: Grouping::new(options.chunk, config.experts, config.experts_per_token),
+            row_bytes: Vec::with_capacity(row_bytes),
+            row_values: Vec::with_capacity(row_values),
+            logits: Vec::with_capacity(logits),
+            bytes: Self::bytes_for(config, options),
+        }
+    }
+
+    fn lens(config: &Config, options: &RunnerOptions) -> [usize; 3] {
+        let (bytes, values) = config.engram.as_ref().map_or((0, 0), |e| (e.row_bytes, e.width));
+        let rows = options.chunk * config.engram.as_ref().map_or(0, |e| e.columns());
+        [rows * bytes, rows * values, config.vocab.max(config.hidden)]
+    }
+
+    /// Also counts the row numbers of [`PendingRows`], of which one is alive at a time.
+    fn bytes_for(config: &Config, options: &RunnerOptions) -> u64 {
+        let [row_bytes, row_values, logits] = Self::lens(config, options);
+        let numbers = options.chunk * config.rows_per_token() * size_of::<u64>();
+        let grouping = Grouping::bytes_for(options.chunk, config.experts, config.experts_per_token);
+        (row_bytes + 4 * (row_values + logits) + numbers) as u64 + grouping
+    }
 }
 
 /// One sequence.
@@ -202,9 +240,11 @@ impl<B: Backend> Runner<B> {
         let mut pass = Pass { ctx, state: &mut self.state, work: &mut self.work, probe: probe_here };
         pass.start(tokens)?;
         for layer in 0..config.layers.len() {
-            if let (Some(table), Some(rows)) = (config.layers[layer].table, &mut rows) {
-                wait_and_add(&mut pass, (layer, table), rows, &mut self.host)?;
-                if table + 1 == rows.rows.len() {
+            if let (Some(table), Some(under_way)) = (config.layers[layer].table, &mut rows) {
+                wait_and_add(&mut pass, (layer, table), under_way, &mut self.host)?;
+                if table + 1 == under_way.rows.len() {
+                    // Gives its memory back before the next rows take as much.
+                    rows = None;
                     let tail = [&pass.state.tail, tokens].concat();
                     let next = (pass.ctx.first_pos + tokens.len(), &tail[..]);
                     self.pending = submit_rows(config.engram.as_ref(), self.rows.as_deref(), next, ahead)?;
@@ -267,7 +307,8 @@ impl<B: Backend> ModelRunner for Runner<B> {
 
     fn bytes(&self) -> RunnerBytes {
         let backend = &*self.model.backend;
-        RunnerBytes { kv: self.state.allocated_bytes(backend), scratch: self.work.allocated_bytes(backend) }
+        let scratch = self.work.allocated_bytes(backend) + self.host.bytes;
+        RunnerBytes { kv: self.state.allocated_bytes(backend), scratch }
     }
 
     fn reset(&mut self) {

@@ -2,7 +2,7 @@
 //! Never mixes values of two rows. Surprising fact: a block that holds a NaN or an infinity gets the scale NaN, so
 //! every output of that row is NaN instead of a number that looks fine.
 
-use super::Arithmetic;
+use super::{Arithmetic, ProductShape};
 use crate::backend::cpu::pool::Pool;
 use crate::backend::cpu::simd::Usable;
 use crate::quant::QuantType;
@@ -37,6 +37,15 @@ impl Form {
                 Form::Block256
             }
             (_, QuantType::I8) => panic!("I8 rows are bytes, not weights"),
+        }
+    }
+
+    /// Groups of values that a row of `cols` becomes.
+    fn groups(self, cols: usize) -> usize {
+        match self {
+            Form::Float => cols.div_ceil(32),
+            Form::Block32 { .. } => cols.div_ceil(512),
+            Form::Block256 => cols / 256,
         }
     }
 }
@@ -129,29 +138,71 @@ impl Activations {
     pub(super) fn reset(&mut self, mode: Arithmetic, ty: QuantType, rows: usize, cols: usize) {
         assert!(cols > 0 && cols.is_multiple_of(ty.block_values()), "{cols} columns are not whole {ty} blocks");
         (self.form, self.rows, self.cols) = (Form::of(mode, ty), rows, cols);
+        let len = rows * self.form.groups(cols);
         match self.form {
-            Form::Float => self.floats.resize(rows * cols.div_ceil(32), Floats::ZERO),
-            Form::Block32 { .. } => self.steps.resize(rows * cols.div_ceil(512), Step32::ZERO),
-            Form::Block256 => self.blocks.resize(rows * (cols / 256), Block256::ZERO),
+            Form::Float => fit(&mut self.floats, len, Floats::ZERO),
+            Form::Block32 { .. } => fit(&mut self.steps, len, Step32::ZERO),
+            Form::Block256 => fit(&mut self.blocks, len, Block256::ZERO),
         }
+    }
+
+    /// Empty rows with room for the activations of each of `products`.
+    pub(super) fn for_products(mode: Arithmetic, products: &[ProductShape]) -> Self {
+        let [floats, steps, blocks] = groups_max(mode, products);
+        Self {
+            floats: Vec::with_capacity(floats),
+            steps: Vec::with_capacity(steps),
+            blocks: Vec::with_capacity(blocks),
+            ..Self::default()
+        }
+    }
+
+    /// Bytes of the room of [`Self::for_products`].
+    pub(super) fn bytes_for(mode: Arithmetic, products: &[ProductShape]) -> u64 {
+        let [floats, steps, blocks] = groups_max(mode, products);
+        (floats * size_of::<Floats>() + steps * size_of::<Step32>() + blocks * size_of::<Block256>()) as u64
     }
 
     /// Fills the rows from `x`, `[rows, cols]`, on the pool's threads if one is given.
     pub(super) fn fill(&mut self, pool: Option<&Pool>, level: Usable, x: &[f32]) {
         assert_eq!(x.len(), self.rows * self.cols, "{} rows of {} activations", self.rows, self.cols);
-        let cols = self.cols;
+        let (cols, len) = (self.cols, self.form.groups(self.cols));
         match self.form {
-            Form::Float => fill_rows(pool, x, cols, &mut self.floats, cols.div_ceil(32), fill_floats),
+            Form::Float => fill_rows(pool, x, cols, &mut self.floats, len, fill_floats),
             Form::Block32 { offset } => {
                 let fill = |x: &[f32], row: &mut [Step32]| level.fill32(x, offset, row);
-                fill_rows(pool, x, cols, &mut self.steps, cols.div_ceil(512), fill);
+                fill_rows(pool, x, cols, &mut self.steps, len, fill);
             }
             Form::Block256 => {
                 let fill = |x: &[f32], row: &mut [Block256]| level.fill256(x, row);
-                fill_rows(pool, x, cols, &mut self.blocks, cols / 256, fill);
+                fill_rows(pool, x, cols, &mut self.blocks, len, fill);
             }
         }
     }
+}
+
+/// Most groups of each form, in the order of the fields, that one of `products` needs.
+fn groups_max(mode: Arithmetic, products: &[ProductShape]) -> [usize; 3] {
+    let mut most = [0; 3];
+    for product in products {
+        let form = Form::of(mode, product.ty);
+        let most = match form {
+            Form::Float => &mut most[0],
+            Form::Block32 { .. } => &mut most[1],
+            Form::Block256 => &mut most[2],
+        };
+        *most = (*most).max(product.rows * product.groups * form.groups(product.cols));
+    }
+    most
+}
+
+/// Gives `groups` the length `len` without ever holding an old copy beside a new one.
+fn fit<T: Copy>(groups: &mut Vec<T>, len: usize, zero: T) {
+    if groups.capacity() < len {
+        *groups = Vec::new();
+        groups.reserve_exact(len);
+    }
+    groups.resize(len, zero);
 }
 
 fn group<T>(all: &[T], row: usize, len: usize) -> &[T] {
