@@ -73,7 +73,7 @@ fn readers_come_and_go_without_a_trace() {
     let _alone = PROCESS.lock().unwrap_or_else(|e| e.into_inner());
     let (path, _dir) = model();
     let count = || (entries("/proc/self/fd"), entries("/proc/self/task"));
-    let mut before = None;
+    let mut before = (0, 0);
     for round in 0..60 {
         for io in [ReaderChoice::Auto, ReaderChoice::Pread] {
             let reader = open_reader(&path, &ReaderOptions { io, ..ReaderOptions::default() }).unwrap();
@@ -82,10 +82,12 @@ fn readers_come_and_go_without_a_trace() {
         }
         // The first rounds may leave what the allocator and the test harness keep.
         if round == 5 {
-            before = Some(count());
+            before = count();
         }
     }
-    assert_eq!(Some(count()), before, "descriptors and threads");
+    // Threads of the test harness come and go meanwhile; a leak would show once for each of the 108 readers since.
+    let after = count();
+    assert!(after.0 <= before.0 + 4 && after.1 <= before.1 + 4, "descriptors and threads {before:?}, then {after:?}");
 }
 
 #[test]
