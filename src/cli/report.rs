@@ -28,16 +28,18 @@ pub fn lines(stats: &RunStats) -> Vec<String> {
 fn streaming(stats: &RunStats) -> Vec<String> {
     let decode = &stats.cache.decode;
     let tokens = (stats.generated_tokens + stats.prompt_tokens).max(1);
+    let best = stats
+        .best_hit_rate
+        .map_or(String::new(), |best| format!(" (best possible {:.1} % from an empty cache)", 100.0 * best));
     vec![
         format!(
-            "expert cache: {} slots ({}), {} hits, {} misses, {:.1} % hit rate (best possible {:.1} % from an empty cache), \
+            "expert cache: {} slots ({}), {} hits, {} misses, {:.1} % hit rate{best}, \
              {:.1} % in decode, {} evictions",
             stats.cache_slots,
             Bytes(stats.cache_bytes),
             stats.expert_hits,
             stats.expert_misses,
             100.0 * stats.expert_hit_rate,
-            100.0 * stats.best_hit_rate,
             100.0 * stats.decode_hit_rate,
             stats.evictions
         ),

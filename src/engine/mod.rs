@@ -220,11 +220,12 @@ impl Engine {
         self.cache.as_deref()
     }
 
-    /// Best possible hit rate of this run's requests with the same slots, from an empty cache; `None` without requests.
+    /// Best possible hit rate of this run's requests with the same slots, from an empty cache; `None` without requests
+    /// or after more than are kept.
     pub fn best_hit_rate(&self) -> Option<f64> {
         let classes = self.prepared.classes.iter().zip(&self.prepared.plan.classes);
         let shapes: Vec<_> = classes.map(|(class, planned)| class.shape(planned.slots as usize)).collect();
-        let best = self.routes.as_ref()?.optimum(&shapes);
+        let best = self.routes.as_ref()?.optimum(&shapes)?;
         let uses = best.hits + best.misses;
         (uses > 0).then(|| best.hits as f64 / uses as f64)
     }

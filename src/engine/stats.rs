@@ -62,8 +62,9 @@ pub struct RunStats {
     pub expert_hit_rate: f64,
     /// As above, for single-token steps only.
     pub decode_hit_rate: f64,
-    /// The hit rate of the best possible cache of this size on the same requests, from an empty start.
-    pub best_hit_rate: f64,
+    /// The hit rate of the best possible cache of this size on the same requests, from an empty start; absent when not streaming and in
+    /// very long runs.
+    pub best_hit_rate: Option<f64>,
     /// Share of layer requests of single-token steps without a miss.
     pub all_hit_layer_rate: f64,
     pub evictions: u64,
@@ -123,7 +124,7 @@ impl RunStats {
             expert_misses: both.misses,
             expert_hit_rate: both.hit_rate().unwrap_or(0.0),
             decode_hit_rate: cache.decode.hit_rate().unwrap_or(0.0),
-            best_hit_rate: engine.best_hit_rate().unwrap_or(0.0),
+            best_hit_rate: engine.best_hit_rate(),
             all_hit_layer_rate: all_hit,
             evictions: both.evictions,
             preloaded_experts,
