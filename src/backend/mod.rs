@@ -3,6 +3,8 @@
 //! dimension, so decode is the same call with one row, and results of a row never depend on its neighbours.
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod ops;
 
 use std::sync::Arc;
@@ -24,6 +26,11 @@ pub enum BackendError {
     /// The worker threads could not be started.
     #[error("{backend}: cannot start {threads} threads: {reason}; use fewer --threads")]
     Threads { backend: &'static str, threads: usize, reason: String },
+    /// The device failed; nothing that it computed since the last download can be trusted.
+    #[error(
+        "{backend}: {what} failed: {reason}; start again, with CUDA_LAUNCH_BLOCKING=1 to learn which kernel it was"
+    )]
+    Device { backend: &'static str, what: String, reason: String },
 }
 
 /// A part of memory that someone keeps alive: how weights reach a device without a copy where it can use host memory.

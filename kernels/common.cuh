@@ -1,0 +1,82 @@
+// What all kernels share: number types, conversions, and sums in the order that the CPU ops define.
+// Never includes a header: the same text is compiled by nvcc and by NVRTC, which has none.
+// Surprising fact: compiled without contraction into fused multiply-adds, and with exp and log taken in F64, so that a kernel
+// rounds where its CPU twin rounds and most results have the same bits.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef signed char i8;
+typedef short i16;
+
+// Lanes of a sum in the CPU ops: value i is added to lane i % 16.
+constexpr int LANES = 16;
+constexpr u32 FULL = 0xffffffffu;
+
+__device__ __forceinline__ float half_value(u16 bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+
+__device__ __forceinline__ float bf16_value(u16 bits) { return __uint_as_float((u32)bits << 16); }
+
+// Rounded once from F64, as good C libraries do for F32.
+__device__ __forceinline__ float exp_of(float x) { return (float)exp((double)x); }
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + exp_of(-x)); }
+
+// Folds 16 lanes held as 4 by each of 4 neighbouring threads (thread t holds lanes 4t..4t+3); the sum is valid in thread 0 of the four.
+// All threads of the warp must take part.
+__device__ __forceinline__ float fold_fours(const float lane[4]) {
+    float sum[4];
+    for (int c = 0; c < 4; c++) sum[c] = lane[c] + __shfl_down_sync(FULL, lane[c], 2, 4);
+    for (int c = 0; c < 4; c++) sum[c] = sum[c] + __shfl_down_sync(FULL, sum[c], 1, 4);
+    return (sum[0] + sum[2]) + (sum[1] + sum[3]);
+}
+
+// Values whose products are held in shared memory at a time by `block_sum`; a multiple of LANES.
+constexpr int SUM_TILE = 2048;
+
+// Sum of term(0..count) in the order of the CPU's 16 lanes, by a whole block; every thread gets it.
+// `tile` has room for SUM_TILE values. Terms are computed by all threads, then 16 threads add them up.
+template <typename Term>
+__device__ float block_sum(int count, float *tile, Term term) {
+    __shared__ float result;
+    float lane = 0.0f;
+    for (int first = 0; first < count; first += SUM_TILE) {
+        int len = min(SUM_TILE, count - first);
+        __syncthreads();
+        for (int i = threadIdx.x; i < len; i += blockDim.x) tile[i] = term(first + i);
+        __syncthreads();
+        if (threadIdx.x < LANES) {
+            int whole = len / LANES * LANES;
+            int i = threadIdx.x;
+#pragma unroll 8
+            for (; i < whole; i += LANES) lane += tile[i];
+            if (i < len) lane += tile[i];
+        }
+    }
+    if (threadIdx.x < 32) {
+        for (int half = LANES / 2; half > 0; half /= 2) lane += __shfl_down_sync(FULL, lane, half, LANES);
+        if (threadIdx.x == 0) result = lane;
+    }
+    __syncthreads();
+    float sum = result;
+    __syncthreads();
+    return sum;
+}
+
+// `lanes::rms_factor` of `count` values.
+__device__ __forceinline__ float block_rms_factor(const float *x, int count, float eps, float *tile) {
+    float sum = block_sum(count, tile, [=](int i) { return x[i] * x[i]; });
+    return 1.0f / sqrtf(sum / (float)count + eps);
+}
+
+// Order-preserving image of a score: the order of `f32::total_cmp` with both zeros equal.
+__device__ __forceinline__ u32 score_key(float score) {
+    u32 bits = __float_as_uint(score + 0.0f);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}

@@ -1,0 +1,55 @@
+// Coefficients of the hyper-connections: sigmoid weights and a Sinkhorn-normalised combination matrix. One block a row.
+// Never touches the streams beyond their norm. Surprising fact: the matrix is so small that one thread normalises it.
+#include "common.cuh"
+
+constexpr int STREAMS_MAX = 8;
+
+__device__ void sinkhorn(float *c, int n, float eps, int iterations) {
+    for (int row = 0; row < n; row++) {
+        float *v = c + row * n;
+        float most = v[0];
+        for (int i = 1; i < n; i++) most = fmaxf(most, v[i]);
+        float sum = 0.0f;
+        for (int i = 0; i < n; i++) sum += v[i] = exp_of(v[i] - most);
+        for (int i = 0; i < n; i++) v[i] = v[i] / sum + eps;
+    }
+    for (int iteration = 0; iteration < iterations; iteration++) {
+        for (int row = 0; iteration > 0 && row < n; row++) {
+            float sum = 0.0f;
+            for (int i = 0; i < n; i++) sum += c[row * n + i];
+            sum += eps;
+            for (int i = 0; i < n; i++) c[row * n + i] /= sum;
+        }
+        for (int column = 0; column < n; column++) {
+            float sum = 0.0f;
+            for (int i = 0; i < n; i++) sum += c[i * n + column];
+            sum += eps;
+            for (int i = 0; i < n; i++) c[i * n + column] /= sum;
+        }
+    }
+}
+
+// streams: [rows, n, hidden]; mix: [rows, n * (n + 2)]; base: [n * (n + 2)]; scale: [3];
+// pre, post: [rows, n]; comb: [rows, n, n].
+extern "C" __global__ void __launch_bounds__(256) hc_coefficients(
+    const float *streams, const float *mix, const float *base, const float *scale, float *pre, float *post, float *comb, int n, int hidden,
+    float rms_eps, float hc_eps, int iterations
+) {
+    __shared__ float tile[SUM_TILE];
+    __shared__ float c[STREAMS_MAX * STREAMS_MAX];
+    size_t r = blockIdx.x;
+    int len = n * hidden, mix_len = n * (n + 2);
+    float factor = block_rms_factor(streams + r * len, len, rms_eps, tile);
+    int i = threadIdx.x;
+    if (i < mix_len) {
+        int group = i < n ? 0 : i < 2 * n ? 1 : 2;
+        float value = mix[r * mix_len + i] * factor * scale[group] + base[i];
+        if (group == 0) pre[r * n + i] = sigmoid(value) + hc_eps;
+        if (group == 1) post[r * n + i - n] = 2.0f * sigmoid(value);
+        if (group == 2) c[i - 2 * n] = value;
+    }
+    __syncthreads();
+    if (i == 0) sinkhorn(c, n, hc_eps, iterations);
+    __syncthreads();
+    if (i < n * n) comb[r * n * n + i] = c[i];
+}

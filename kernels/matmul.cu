@@ -1,0 +1,291 @@
+// Products of weight rows with activation rows, and what prepares both: planar weights, activations rounded to 8 bits a block.
+// Never lets the number of rows change a bit: each (weight row, activation row) pair is summed alone, in the 16 lanes of the CPU op.
+// Surprising fact: eight threads share a weight row, each owning two lanes, so integer sums and F32 sums equal the CPU's bit for bit.
+#include "dot_parts.cuh"
+
+// Moves `tail` bytes at `tail_at` of each block behind the bodies of all `total` blocks. src holds `blocks` of them, from number `first`
+// on. One thread a byte.
+extern "C" __global__ void planar(const u8 *src, u8 *dst, u64 first, u64 blocks, u64 total, int block_bytes, int tail_at, int tail) {
+    u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    u64 block = at / block_bytes;
+    if (block >= blocks) return;
+    int i = (int)(at % block_bytes), body = block_bytes - tail;
+    bool is_tail = i >= tail_at && i < tail_at + tail;
+    u64 to = is_tail ? total * body + (first + block) * tail + (i - tail_at) : (first + block) * body + (i < tail_at ? i : i - tail);
+    dst[to] = src[at];
+}
+
+// Codes -127..127 of x with one scale for each BLOCK values, and sums of 16 codes. One warp for 256 values of a row.
+// x: [rows, cols]; codes: [rows, cols]; scales: [rows, cols / BLOCK]; sums: [rows, cols / 16]. Grid (warps of a row, rows).
+template <int BLOCK> __device__ void quantise(const float *x, i8 *codes, float *scales, i16 *sums, int cols) {
+    int lane = threadIdx.x % 32;
+    int at = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * 256 + 8 * lane;
+    size_t row = blockIdx.y;
+    bool inside = at < cols;
+    float v[8];
+    u32 most = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        v[i] = inside ? x[row * cols + at + i] : 0.0f;
+        // As whole numbers magnitudes order like floats, and NaN and infinity come out above every number.
+        most = max(most, __float_as_uint(v[i]) & 0x7fffffffu);
+    }
+#pragma unroll
+    for (int step = 1; step < BLOCK / 8; step *= 2) most = max(most, __shfl_xor_sync(FULL, most, step));
+    float amax = __uint_as_float(most);
+    bool is_finite = most < 0x7f800000u, is_zero = !is_finite || amax < 1.0e-36f;
+    float inverse = 127.0f / amax;
+    u32 words[2] = {0, 0};
+    int sum = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int code = is_zero ? 0 : (int)(i8)(__float_as_uint(v[i] * inverse + 12582912.0f) - 0x4b400000u);
+        sum += code;
+        words[i / 4] |= (u32)(code & 255) << (i % 4 * 8);
+    }
+    sum += __shfl_xor_sync(FULL, sum, 1);
+    if (!inside) return;
+    *(uint2 *)(codes + row * cols + at) = make_uint2(words[0], words[1]);
+    if (lane % (BLOCK / 8) == 0) {
+        float scale = !is_finite ? __uint_as_float(0x7fc00000u) : is_zero ? 0.0f : amax / 127.0f;
+        scales[row * (cols / BLOCK) + at / BLOCK] = scale;
+    }
+    if (lane % 2 == 0) sums[row * (cols / 16) + at / 16] = (i16)sum;
+}
+
+extern "C" __global__ void quantise_32(const float *x, i8 *codes, float *scales, i16 *sums, int cols) {
+    quantise<32>(x, codes, scales, sums, cols);
+}
+
+extern "C" __global__ void quantise_256(const float *x, i8 *codes, float *scales, i16 *sums, int cols) {
+    quantise<256>(x, codes, scales, sums, cols);
+}
+
+// Activations: `rows` x `groups` rows of `cols` codes.
+struct Acts {
+    const i8 *codes;
+    const float *scales;
+    const i16 *sums;
+};
+
+// Sum of 16 lanes and 8 minima held by eight threads (lanes 2t and 2t + 1, minimum t), in the CPU's order; valid in thread 0.
+__device__ __forceinline__ float fold_eight(float even, float odd, float min) {
+    even = even + __shfl_down_sync(FULL, even, 4, 8);
+    odd = odd + __shfl_down_sync(FULL, odd, 4, 8);
+    int t = threadIdx.x % 8;
+    even = even + __shfl_sync(FULL, min, 2 * t, 8);
+    odd = odd + __shfl_sync(FULL, min, 2 * t + 1, 8);
+    even = even + __shfl_down_sync(FULL, even, 2, 8);
+    odd = odd + __shfl_down_sync(FULL, odd, 2, 8);
+    even = even + __shfl_down_sync(FULL, even, 1, 8);
+    odd = odd + __shfl_down_sync(FULL, odd, 1, 8);
+    return (even + odd) + 0.0f;
+}
+
+// N activation rows (`act[n]`) against one weight row of blocks of 256.
+template <int T, int N>
+__device__ __forceinline__ void dot_256(
+    const u8 *body, const u8 *tail, const u64 *grid, int blocks, const Acts &acts, const size_t *act, int t, float *out
+) {
+    float even[N] = {}, odd[N] = {}, min[N] = {};
+#pragma unroll 2
+    for (int b = 0; b < blocks; b++) {
+        Part256 p;
+        load_part<T>(body + (size_t)b * Block<T>::BODY, tail + (size_t)b * Block<T>::TAIL, grid, t, p);
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            size_t block = act[n] * blocks + b;
+            const i8 *codes = acts.codes + block * 256 + 8 * t;
+            float scale = acts.scales[block];
+            int a = 0, c = 0;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                uint2 x = *(const uint2 *)(codes + 64 * j);
+                a += p.scales[j] * __dp4a(p.codes[j][0], (int)x.x, 0);
+                c += p.scales[j] * __dp4a(p.codes[j][1], (int)x.y, 0);
+            }
+            if (CODE_OFFSET<T> != 0 && t < 4) {
+                const i16 *sums = acts.sums + block * 16 + 4 * t;
+                a -= CODE_OFFSET<T> * (p.extra[0] * sums[0] + p.extra[1] * sums[1]);
+                c -= CODE_OFFSET<T> * (p.extra[2] * sums[2] + p.extra[3] * sums[3]);
+            }
+            if constexpr (HAS_MINS<T>) {
+                const i16 *sums = acts.sums + block * 16 + 2 * t;
+                min[n] = fmaf((float)-(p.extra[0] * sums[0] + p.extra[1] * sums[1]), p.dmin * scale, min[n]);
+            }
+            even[n] = fmaf((float)a, p.d * scale, even[n]);
+            odd[n] = fmaf((float)c, p.d * scale, odd[n]);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < N; n++) out[n] = fold_eight(even[n], odd[n], min[n]);
+}
+
+// As `dot_256` for blocks of 32: threads 0 to 3 take even blocks, 4 to 7 odd ones.
+template <int T, int N>
+__device__ __forceinline__ void dot_32(const u8 *body, const u8 *tail, int blocks, const Acts &acts, const size_t *act, int t, float *out) {
+    float even[N] = {}, odd[N] = {};
+#pragma unroll 4
+    for (int b = t >> 2; b < blocks; b += 2) {
+        uint2 codes = codes_of_32<T>(body + (size_t)b * Block<T>::BODY, t);
+        float d = factor_of_32<T>(tail + (size_t)b * Block<T>::TAIL);
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            size_t block = act[n] * blocks + b;
+            uint2 x = *(const uint2 *)(acts.codes + block * 32 + 8 * (t & 3));
+            float factor = d * acts.scales[block];
+            even[n] = fmaf((float)__dp4a((int)codes.x, (int)x.x, 0), factor, even[n]);
+            odd[n] = fmaf((float)__dp4a((int)codes.y, (int)x.y, 0), factor, odd[n]);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < N; n++) out[n] = fold_eight(even[n], odd[n], 0.0f);
+}
+
+constexpr int DOT_THREADS = 128;
+
+// w: [w_rows, cols] planar; out: [rows, w_rows]. Grid (weight rows / 16, activation rows / N).
+template <int T, int N>
+__device__ void matmul_codes(const u8 *w, Acts acts, float *out, int w_rows, int cols, int rows, int groups) {
+    __shared__ u64 grid[T == IQ2_XXS ? 256 : 1];
+    if constexpr (T == IQ2_XXS) {
+        for (int i = threadIdx.x; i < 256; i += DOT_THREADS) grid[i] = IQ2_GRID[i];
+        __syncthreads();
+    }
+    int t = threadIdx.x % 8;
+    int o = blockIdx.x * (DOT_THREADS / 8) + threadIdx.x / 8;
+    // Threads beyond the last row compute it again: all of a warp must take part in the fold.
+    int row = min(o, w_rows - 1);
+    int first = blockIdx.y * N, group = row / (w_rows / groups);
+    int blocks = cols / Block<T>::VALUES;
+    size_t act[N];
+#pragma unroll
+    for (int n = 0; n < N; n++) act[n] = (size_t)min(first + n, rows - 1) * groups + group;
+    const u8 *body = w + (size_t)row * blocks * Block<T>::BODY;
+    const u8 *tail = w + (size_t)w_rows * blocks * Block<T>::BODY + (size_t)row * blocks * Block<T>::TAIL;
+    float sums[N];
+    if constexpr (Block<T>::VALUES == 256) {
+        dot_256<T, N>(body, tail, grid, blocks, acts, act, t, sums);
+    } else {
+        dot_32<T, N>(body, tail, blocks, acts, act, t, sums);
+    }
+    if (t != 0 || o >= w_rows) return;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        if (first + n < rows) out[(size_t)(first + n) * w_rows + o] = sums[n];
+    }
+}
+
+#define CODES_N(name, type, n) \
+    extern "C" __global__ void __launch_bounds__(DOT_THREADS) matmul_##name##_codes_##n( \
+        const u8 *w, const i8 *codes, const float *scales, const i16 *sums, float *out, int w_rows, int cols, int rows, int groups \
+    ) { \
+        matmul_codes<type, n>(w, Acts{codes, scales, sums}, out, w_rows, cols, rows, groups); \
+    }
+#define CODES(name, type) CODES_N(name, type, 1) CODES_N(name, type, 4)
+CODES(q8_0, Q8_0)
+CODES(q2_k, Q2_K)
+CODES(q3_k, Q3_K)
+CODES(q4_k, Q4_K)
+CODES(q6_k, Q6_K)
+CODES(iq2_xxs, IQ2_XXS)
+CODES(mxfp4, MXFP4)
+
+// Sum of 32 lanes, one a thread, in the CPU's order; valid in thread 0 of the warp.
+__device__ __forceinline__ float fold_warp(float lane) {
+    lane = lane + __shfl_down_sync(FULL, lane, 16);
+    lane = lane + __shfl_down_sync(FULL, lane, 8);
+    lane = lane + __shfl_down_sync(FULL, lane, 4);
+    lane = lane + __shfl_down_sync(FULL, lane, 2);
+    lane = lane + __shfl_down_sync(FULL, lane, 1);
+    return lane + 0.0f;
+}
+
+// F32 activations x: [rows, groups, cols] against decoded weights, one warp a weight row. Grid (weight rows / 4, activation rows / N).
+template <int T, int N>
+__device__ void matmul_floats(const u8 *w, const float *x, float *out, int w_rows, int cols, int rows, int groups) {
+    int lane = threadIdx.x % 32, o = blockIdx.x * (DOT_THREADS / 32) + threadIdx.x / 32;
+    if (o >= w_rows) return;
+    int first = blockIdx.y * N, group = o / (w_rows / groups);
+    float sums[N] = {};
+    const float *act[N];
+#pragma unroll
+    for (int n = 0; n < N; n++) act[n] = x + ((size_t)min(first + n, rows - 1) * groups + group) * cols;
+#pragma unroll 8
+    for (int i = lane; i < cols; i += 32) {
+        float value = weight_at<T>(w, w_rows, cols, o, i);
+#pragma unroll
+        for (int n = 0; n < N; n++) sums[n] = fmaf(value, act[n][i], sums[n]);
+    }
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        float sum = fold_warp(sums[n]);
+        if (lane == 0 && first + n < rows) out[(size_t)(first + n) * w_rows + o] = sum;
+    }
+}
+
+#define FLOATS_N(name, type, n) \
+    extern "C" __global__ void __launch_bounds__(DOT_THREADS) matmul_##name##_floats_##n( \
+        const u8 *w, const float *x, float *out, int w_rows, int cols, int rows, int groups \
+    ) { \
+        matmul_floats<type, n>(w, x, out, w_rows, cols, rows, groups); \
+    }
+#define FLOATS(name, type) FLOATS_N(name, type, 1) FLOATS_N(name, type, 4)
+FLOATS(f32, F32)
+FLOATS(f16, F16)
+FLOATS(bf16, BF16)
+FLOATS_N(q8_0, Q8_0, 1)
+FLOATS_N(q2_k, Q2_K, 1)
+FLOATS_N(q3_k, Q3_K, 1)
+FLOATS_N(q4_k, Q4_K, 1)
+FLOATS_N(q6_k, Q6_K, 1)
+FLOATS_N(iq2_xxs, IQ2_XXS, 1)
+FLOATS_N(mxfp4, MXFP4, 1)
+
+// As `matmul_floats`, one block a pair of rows, for matrices with few rows: all threads fetch, one warp adds. Grid (weight rows,
+// activation rows).
+constexpr int WIDE_THREADS = 256, WIDE_TILE = 2048, WIDE_EACH = WIDE_TILE / WIDE_THREADS;
+
+template <int T> __device__ void matmul_wide(const u8 *w, const float *x, float *out, int w_rows, int cols, int groups) {
+    __shared__ float weights[WIDE_TILE], values[WIDE_TILE];
+    int o = blockIdx.x, tid = threadIdx.x;
+    const float *act = x + ((size_t)blockIdx.y * groups + o / (w_rows / groups)) * cols;
+    float a[WIDE_EACH], b[WIDE_EACH], lane = 0.0f;
+    auto fetch = [&](int first) {
+#pragma unroll
+        for (int k = 0; k < WIDE_EACH; k++) {
+            int i = first + k * WIDE_THREADS + tid;
+            a[k] = i < cols ? weight_at<T>(w, w_rows, cols, o, i) : 0.0f;
+            b[k] = i < cols ? act[i] : 0.0f;
+        }
+    };
+    fetch(0);
+    for (int first = 0; first < cols; first += WIDE_TILE) {
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < WIDE_EACH; k++) {
+            weights[k * WIDE_THREADS + tid] = a[k];
+            values[k * WIDE_THREADS + tid] = b[k];
+        }
+        __syncthreads();
+        if (first + WIDE_TILE < cols) fetch(first + WIDE_TILE);
+        if (tid < 32) {
+            int len = min(WIDE_TILE, cols - first);
+#pragma unroll 8
+            for (int i = tid; i < len; i += 32) lane = fmaf(weights[i], values[i], lane);
+        }
+    }
+    if (tid >= 32) return;
+    lane = fold_warp(lane);
+    if (tid == 0) out[(size_t)blockIdx.y * w_rows + o] = lane;
+}
+
+#define WIDE(name, type) \
+    extern "C" __global__ void __launch_bounds__(WIDE_THREADS) matmul_##name##_wide( \
+        const u8 *w, const float *x, float *out, int w_rows, int cols, int groups \
+    ) { \
+        matmul_wide<type>(w, x, out, w_rows, cols, groups); \
+    }
+WIDE(f32, F32)
+WIDE(f16, F16)
+WIDE(bf16, BF16)

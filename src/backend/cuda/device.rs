@@ -1,0 +1,278 @@
+//! One GPU: its context, its one stream, memory and the launch of kernels, each counted.
+//! Never waits except where a caller asks for bytes. Surprising fact: an error of a kernel shows at a later call, so the names of the
+//! kernels since the last wait are kept and told with it.
+
+use std::fmt::Write as _;
+use std::os::raw::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::{CudaContext, CudaStream, sys};
+use parking_lot::Mutex;
+
+use super::modules::{LoadError, Modules};
+use crate::backend::BackendError;
+
+/// Kernels that are named with an error.
+const RECENT: usize = 6;
+
+/// Why there is no GPU to compute on.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("no CUDA driver is installed (libcuda.so.1 is not found)")]
+    NoDriver,
+    #[error("the CUDA driver does not start: {0}")]
+    Init(String),
+    #[error("no CUDA device {wanted}: the driver shows {found}")]
+    NoDevice { wanted: usize, found: usize },
+    #[error("CUDA device {ordinal} cannot be used: {reason}")]
+    Context { ordinal: usize, reason: String },
+    #[error(transparent)]
+    Kernels(#[from] LoadError),
+}
+
+/// What a GPU is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Properties {
+    pub name: String,
+    /// Compute capability.
+    pub capability: (u32, u32),
+    pub multiprocessors: usize,
+    /// Whether host and device share one memory.
+    pub is_integrated: bool,
+    pub memory_bytes: u64,
+}
+
+/// What a device has done, since it was opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DeviceCounters {
+    pub launches: u64,
+    /// Times that the host waited for the stream.
+    pub waits: u64,
+    pub upload_bytes: u64,
+    pub download_bytes: u64,
+}
+
+#[derive(Default)]
+struct Counts {
+    launches: AtomicU64,
+    waits: AtomicU64,
+    upload_bytes: AtomicU64,
+    download_bytes: AtomicU64,
+}
+
+/// An open device.
+pub struct Device {
+    // In the order in which they must go.
+    modules: Modules,
+    stream: Arc<CudaStream>,
+    context: Arc<CudaContext>,
+    properties: Properties,
+    counts: Counts,
+    /// Ring of kernel names, and how many were launched since the last wait.
+    recent: Mutex<([&'static str; RECENT], usize)>,
+}
+
+fn text(error: DriverError) -> String {
+    let name = error.error_name().ok().and_then(|n| n.to_str().ok()).unwrap_or("unknown error");
+    let says = error.error_string().ok().and_then(|n| n.to_str().ok()).unwrap_or("no text");
+    format!("{says} ({name})")
+}
+
+impl Device {
+    /// Device number `ordinal` with all kernels loaded. `text_only` compiles them from their text even where the program holds them
+    /// compiled.
+    ///
+    /// # Errors
+    /// No driver, no such device, a device that is taken, kernels that cannot be loaded.
+    pub fn open(ordinal: usize, text_only: bool) -> Result<Self, OpenError> {
+        // SAFETY: only looks for the library.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(OpenError::NoDriver);
+        }
+        result::init().map_err(|e| OpenError::Init(text(e)))?;
+        let found = result::device::get_count().map_err(|e| OpenError::Init(text(e)))?.max(0) as usize;
+        if ordinal >= found {
+            return Err(OpenError::NoDevice { wanted: ordinal, found });
+        }
+        let refused = |e| OpenError::Context { ordinal, reason: text(e) };
+        let context = CudaContext::new(ordinal).map_err(refused)?;
+        let stream = context.new_stream().map_err(refused)?;
+        let properties = properties(&context).map_err(refused)?;
+        let modules = Modules::load(properties.capability, text_only)?;
+        let recent = Mutex::new(([""; RECENT], 0));
+        Ok(Self { modules, stream, context, properties, counts: Counts::default(), recent })
+    }
+
+    /// What the device is.
+    pub fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    /// How the kernels came: for reports.
+    pub fn kernels_from(&self) -> &'static str {
+        self.modules.origin()
+    }
+
+    /// What was done so far.
+    pub fn counters(&self) -> DeviceCounters {
+        let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        let c = &self.counts;
+        DeviceCounters {
+            launches: get(&c.launches),
+            waits: get(&c.waits),
+            upload_bytes: get(&c.upload_bytes),
+            download_bytes: get(&c.download_bytes),
+        }
+    }
+
+    /// Free and total bytes of the device's memory.
+    pub fn memory(&self) -> Result<(u64, u64), BackendError> {
+        self.bind()?;
+        let (free, total) = self.check("asking for free memory", self.context.mem_get_info())?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Makes the context that of this thread: needed before anything else on it.
+    pub(super) fn bind(&self) -> Result<(), BackendError> {
+        self.check("binding the device to a thread", self.context.bind_to_thread())
+    }
+
+    pub(super) fn raw_stream(&self) -> sys::CUstream {
+        self.stream.cu_stream()
+    }
+
+    /// `result`, with what was being done and which kernels were under way.
+    pub(super) fn check<T>(&self, what: &str, result: Result<T, DriverError>) -> Result<T, BackendError> {
+        result.map_err(|error| {
+            let mut reason = text(error);
+            let recent = self.recent.lock();
+            let known = recent.1.min(RECENT);
+            if known > 0 {
+                let names = (0..known).map(|back| recent.0[(recent.1 - 1 - back) % RECENT]);
+                let names: Vec<_> = names.collect();
+                let _ = write!(reason, "; kernels under way, newest first: {}", names.join(", "));
+            }
+            BackendError::Device { backend: "cuda", what: what.to_owned(), reason }
+        })
+    }
+
+    /// `bytes` of memory, not zeroed.
+    pub(super) fn take(&self, what: &'static str, bytes: usize) -> Result<u64, BackendError> {
+        self.bind()?;
+        // SAFETY: a plain allocation; the caller owns it and gives it back once.
+        match unsafe { result::malloc_sync(bytes.max(16)) } {
+            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
+                Err(BackendError::OutOfMemory { backend: "cuda", what, bytes: bytes as u64 })
+            }
+            other => self.check("allocating memory", other),
+        }
+    }
+
+    /// Gives memory of [`Self::take`] back, after everything that was launched before.
+    pub(super) fn give(&self, at: u64) {
+        if self.bind().is_ok() {
+            // SAFETY: `at` came from `take` and nobody uses it any more; the driver waits for kernels that do. After a lost device
+            // there is nothing left to free.
+            let _ = unsafe { result::free_sync(at) };
+        }
+    }
+
+    pub(super) fn zero(&self, at: u64, bytes: usize) -> Result<(), BackendError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.bind()?;
+        // SAFETY: the caller owns `bytes` at `at`.
+        self.check("clearing memory", unsafe { result::memset_d8_async(at, 0, bytes, self.raw_stream()) })
+    }
+
+    /// Host to device, in stream order. `src` may be changed as soon as this returns, unless it is registered with the device.
+    pub(super) fn upload(&self, src: &[u8], at: u64) -> Result<(), BackendError> {
+        if src.is_empty() {
+            return Ok(());
+        }
+        self.bind()?;
+        self.counts.upload_bytes.fetch_add(src.len() as u64, Ordering::Relaxed);
+        // SAFETY: the caller owns `src.len()` bytes at `at`. Pageable host memory is copied before the call returns.
+        self.check("an upload", unsafe { result::memcpy_htod_async(at, src, self.raw_stream()) })
+    }
+
+    /// Device to host; returns when the bytes are there.
+    pub(super) fn download(&self, at: u64, dst: &mut [u8]) -> Result<(), BackendError> {
+        if dst.is_empty() {
+            return Ok(());
+        }
+        self.bind()?;
+        self.counts.download_bytes.fetch_add(dst.len() as u64, Ordering::Relaxed);
+        // SAFETY: the caller owns `dst.len()` bytes at `at`; `wait` below ends the copy before `dst` is released.
+        let started = unsafe { result::memcpy_dtoh_async(dst, at, self.raw_stream()) };
+        let started = self.check("a download", started);
+        started.and(self.wait())
+    }
+
+    pub(super) fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), BackendError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.bind()?;
+        // SAFETY: the caller owns both ranges.
+        self.check("a copy", unsafe { result::memcpy_dtod_async(to, from, bytes, self.raw_stream()) })
+    }
+
+    /// Waits for everything that was started.
+    pub fn wait(&self) -> Result<(), BackendError> {
+        self.bind()?;
+        self.counts.waits.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the stream lives as long as `self`.
+        self.check("waiting for kernels", unsafe { result::stream::synchronize(self.raw_stream()) })?;
+        self.recent.lock().1 = 0;
+        Ok(())
+    }
+
+    /// Starts a kernel.
+    ///
+    /// # Safety
+    /// * `cells` hold the kernel's parameters in order, one each, of the right sizes.
+    /// * Every pointer among them is memory of this device, large enough for what the kernel does with this grid.
+    /// * Grid, block and shared memory are what the kernel is written for.
+    pub(super) unsafe fn launch(
+        &self,
+        kernel: &'static str,
+        (grid, block, shared): ([u32; 3], u32, u32),
+        cells: &mut [u64],
+    ) -> Result<(), BackendError> {
+        self.bind()?;
+        let function = self.modules.function(kernel, shared);
+        let mut params = [std::ptr::null_mut::<c_void>(); 24];
+        for (param, cell) in params.iter_mut().zip(cells.iter_mut()) {
+            *param = std::ptr::from_mut(cell).cast();
+        }
+        {
+            let mut recent = self.recent.lock();
+            let at = recent.1 % RECENT;
+            recent.0[at] = kernel;
+            recent.1 += 1;
+        }
+        self.counts.launches.fetch_add(1, Ordering::Relaxed);
+        let (grid, block) = ((grid[0], grid[1], grid[2]), (block, 1, 1));
+        // SAFETY: the caller's promise; parameters are copied by the call.
+        let started = unsafe {
+            result::launch_kernel(function, grid, block, shared, self.raw_stream(), &mut params[..cells.len()])
+        };
+        self.check("a launch", started)
+    }
+}
+
+fn properties(context: &Arc<CudaContext>) -> Result<Properties, DriverError> {
+    use sys::CUdevice_attribute_enum as Attribute;
+    let (major, minor) = context.compute_capability()?;
+    Ok(Properties {
+        name: context.name()?,
+        capability: (major as u32, minor as u32),
+        multiprocessors: context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize,
+        is_integrated: context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED)? != 0,
+        memory_bytes: context.total_mem()? as u64,
+    })
+}

@@ -1,0 +1,161 @@
+//! Launchers of kernels/matmul.cu: the choice of kernel by type, arithmetic and shape, and the rounded activations that it needs.
+//! Never lets the choice change a bit: all kernels of one arithmetic sum in the same order.
+//! Surprising fact: rounded activations live in one buffer that only grows; in stream order nobody can see it change too early.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::Launch;
+use crate::backend::BackendError;
+use crate::backend::cpu::matmul::Arithmetic;
+use crate::backend::cuda::CudaBackend;
+use crate::backend::cuda::device::Device;
+use crate::backend::cuda::memory::{Bytes, CudaBuf};
+use crate::backend::ops::Matmul;
+use crate::quant::QuantType;
+
+/// Weight rows of a block in the kernels over codes.
+const CODE_ROWS: usize = 16;
+/// Weight rows of a block in the kernels over floats.
+const FLOAT_ROWS: usize = 4;
+/// Activation rows that a kernel takes at once, if there is more than one.
+const ROWS_AT_ONCE: usize = 4;
+/// Up to this many outputs a block works on one of them: fewer warps than that leave multiprocessors idle.
+const WIDE_OUTPUTS_MAX: usize = 2048;
+
+/// Rounded activations: codes, then sums, then scales.
+pub(in crate::backend::cuda) struct Rounded {
+    bytes: Mutex<Option<Bytes>>,
+}
+
+/// Where they are.
+#[derive(Clone, Copy)]
+struct Codes {
+    codes: u64,
+    scales: u64,
+    sums: u64,
+}
+
+impl Rounded {
+    pub(in crate::backend::cuda) fn new() -> Self {
+        Self { bytes: Mutex::new(None) }
+    }
+
+    /// Rounds `rows` rows of `cols` values in blocks of `block`.
+    fn fill(
+        &self,
+        device: &Arc<Device>,
+        x: &CudaBuf,
+        (rows, cols): (usize, usize),
+        block: usize,
+    ) -> Result<Codes, BackendError> {
+        let values = rows * cols;
+        let padded = values.next_multiple_of(256);
+        // At most a scale for each 32 values.
+        let needed = padded + padded / 16 * 2 + padded / 32 * 4;
+        let mut bytes = self.bytes.lock();
+        if bytes.as_ref().is_none_or(|b| b.len < needed) {
+            // The old one goes first: both at once might not fit.
+            *bytes = None;
+            *bytes = Some(Bytes::new(device, "rounded activations", needed)?);
+        }
+        let codes = bytes.as_ref().expect("taken above").at;
+        let at = Codes { codes, sums: codes + padded as u64, scales: codes + (padded + padded / 16 * 2) as u64 };
+        let kernel = if block == 32 { "quantise_32" } else { "quantise_256" };
+        // Four warps a block, 256 values each.
+        let launch = Launch::new(device, kernel, [cols.div_ceil(4 * 256), rows, 1], 128);
+        let launch = launch.buf(x, values).pointer(at.codes).pointer(at.scales).pointer(at.sums).int(cols);
+        // SAFETY: the parameters of the quantise kernels, with room for `rows * cols` codes.
+        unsafe { launch.start()? };
+        Ok(at)
+    }
+}
+
+/// Kernel over codes for weights of `ty`, for one row or several.
+fn codes_kernel(ty: QuantType, is_one: bool) -> Option<&'static str> {
+    Some(match (ty, is_one) {
+        (QuantType::Q8_0, true) => "matmul_q8_0_codes_1",
+        (QuantType::Q8_0, false) => "matmul_q8_0_codes_4",
+        (QuantType::Q2_K, true) => "matmul_q2_k_codes_1",
+        (QuantType::Q2_K, false) => "matmul_q2_k_codes_4",
+        (QuantType::Q3_K, true) => "matmul_q3_k_codes_1",
+        (QuantType::Q3_K, false) => "matmul_q3_k_codes_4",
+        (QuantType::Q4_K, true) => "matmul_q4_k_codes_1",
+        (QuantType::Q4_K, false) => "matmul_q4_k_codes_4",
+        (QuantType::Q6_K, true) => "matmul_q6_k_codes_1",
+        (QuantType::Q6_K, false) => "matmul_q6_k_codes_4",
+        (QuantType::IQ2_XXS, true) => "matmul_iq2_xxs_codes_1",
+        (QuantType::IQ2_XXS, false) => "matmul_iq2_xxs_codes_4",
+        (QuantType::MXFP4, true) => "matmul_mxfp4_codes_1",
+        (QuantType::MXFP4, false) => "matmul_mxfp4_codes_4",
+        _ => return None,
+    })
+}
+
+/// Kernel over F32 activations, and how many of their rows it takes at once.
+fn floats_kernel(ty: QuantType, is_one: bool) -> Option<(&'static str, usize)> {
+    Some(match (ty, is_one) {
+        (QuantType::F32, false) => ("matmul_f32_floats_4", ROWS_AT_ONCE),
+        (QuantType::F16, false) => ("matmul_f16_floats_4", ROWS_AT_ONCE),
+        (QuantType::BF16, false) => ("matmul_bf16_floats_4", ROWS_AT_ONCE),
+        (QuantType::F32, true) => ("matmul_f32_floats_1", 1),
+        (QuantType::F16, true) => ("matmul_f16_floats_1", 1),
+        (QuantType::BF16, true) => ("matmul_bf16_floats_1", 1),
+        (QuantType::Q8_0, _) => ("matmul_q8_0_floats_1", 1),
+        (QuantType::Q2_K, _) => ("matmul_q2_k_floats_1", 1),
+        (QuantType::Q3_K, _) => ("matmul_q3_k_floats_1", 1),
+        (QuantType::Q4_K, _) => ("matmul_q4_k_floats_1", 1),
+        (QuantType::Q6_K, _) => ("matmul_q6_k_floats_1", 1),
+        (QuantType::IQ2_XXS, _) => ("matmul_iq2_xxs_floats_1", 1),
+        (QuantType::MXFP4, _) => ("matmul_mxfp4_floats_1", 1),
+        (QuantType::I8, _) => return None,
+    })
+}
+
+fn wide_kernel(ty: QuantType) -> Option<&'static str> {
+    Some(match ty {
+        QuantType::F32 => "matmul_f32_wide",
+        QuantType::F16 => "matmul_f16_wide",
+        QuantType::BF16 => "matmul_bf16_wide",
+        _ => return None,
+    })
+}
+
+pub fn matmul(
+    device: &Arc<Device>,
+    rounded: &Rounded,
+    arithmetic: Arithmetic,
+    op: Matmul<'_, '_, CudaBackend>,
+    out: &mut CudaBuf,
+) -> Result<(), BackendError> {
+    let (shape, rows, groups) = (op.w.shape, op.rows, op.groups);
+    assert!(groups > 0 && shape.rows.is_multiple_of(groups), "{} rows in {groups} groups", shape.rows);
+    if rows == 0 || shape.rows == 0 {
+        return Ok(());
+    }
+    let is_one = rows == 1;
+    let values = rows * groups * shape.cols;
+    if let (Arithmetic::Fast, Some(kernel)) = (arithmetic, codes_kernel(shape.ty, is_one)) {
+        let at = rounded.fill(device, op.x, (rows * groups, shape.cols), shape.ty.block_values())?;
+        let row_tiles = if is_one { 1 } else { rows.div_ceil(ROWS_AT_ONCE) };
+        let launch = Launch::new(device, kernel, [shape.rows.div_ceil(CODE_ROWS), row_tiles, 1], 8 * CODE_ROWS);
+        let launch = launch.pointer(op.w.at).pointer(at.codes).pointer(at.scales).pointer(at.sums);
+        let launch = launch.buf(out, rows * shape.rows).int(shape.rows).int(shape.cols).int(rows).int(groups);
+        // SAFETY: the parameters of the kernels over codes; the view says how large the matrix is.
+        return unsafe { launch.start() };
+    }
+    if let Some(kernel) = wide_kernel(shape.ty).filter(|_| is_one && shape.rows <= WIDE_OUTPUTS_MAX) {
+        let launch = Launch::new(device, kernel, [shape.rows, rows, 1], super::THREADS);
+        let launch = launch.pointer(op.w.at).buf(op.x, values).buf(out, rows * shape.rows);
+        // SAFETY: the parameters of the wide kernels.
+        return unsafe { launch.int(shape.rows).int(shape.cols).int(groups).start() };
+    }
+    let unsupported = BackendError::UnsupportedType { backend: "cuda", op: "matmul", ty: shape.ty };
+    let (kernel, at_once) = floats_kernel(shape.ty, is_one).ok_or(unsupported)?;
+    let grid = [shape.rows.div_ceil(FLOAT_ROWS), rows.div_ceil(at_once), 1];
+    let launch = Launch::new(device, kernel, grid, 32 * FLOAT_ROWS);
+    let launch = launch.pointer(op.w.at).buf(op.x, values).buf(out, rows * shape.rows);
+    // SAFETY: the parameters of the kernels over floats.
+    unsafe { launch.int(shape.rows).int(shape.cols).int(rows).int(groups).start() }
+}

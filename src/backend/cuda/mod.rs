@@ -1,0 +1,263 @@
+//! The CUDA backend: one device, one stream, one kernel for each op, the CPU's order of sums.
+//! Never answers differently from the CPU on purpose: kernels add in the same lanes, so most results have the same bits.
+//! Surprising fact: ops return as soon as they are queued; only a download waits, so a kernel's failure shows there.
+
+mod device;
+mod kernel_names;
+mod launch;
+mod memory;
+mod modules;
+
+use std::sync::Arc;
+
+pub use device::{Device, DeviceCounters, OpenError, Properties};
+pub use memory::{CudaBuf, CudaIds, CudaMat, CudaView, MatShape};
+pub use modules::LoadError;
+
+use crate::backend::cpu::matmul::Arithmetic;
+use crate::backend::{Backend, BackendError, SharedBytes, ops};
+use crate::quant::QuantType;
+use launch::matmul::Rounded;
+use memory::{Bytes, Stager};
+
+/// Ops on a GPU.
+pub struct CudaBackend {
+    // Dropped before the device that they are memory of.
+    rounded: Rounded,
+    stager: Stager,
+    arithmetic: Arithmetic,
+    device: Arc<Device>,
+}
+
+/// Memory of a device for matrices that come and go: the slots of a cache of experts.
+pub struct CudaSlab {
+    bytes: Bytes,
+}
+
+impl CudaSlab {
+    /// Bytes that it has.
+    pub fn len(&self) -> usize {
+        self.bytes.len
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.len == 0
+    }
+}
+
+impl CudaBackend {
+    /// A backend on `device`.
+    pub fn new(device: Device, arithmetic: Arithmetic) -> Self {
+        let device = Arc::new(device);
+        Self { rounded: Rounded::new(), stager: Stager::new(), arithmetic, device }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// How activations enter products.
+    pub fn arithmetic(&self) -> Arithmetic {
+        self.arithmetic
+    }
+
+    /// Memory for matrices that come and go.
+    ///
+    /// # Errors
+    /// When the device has not that much.
+    pub fn slab(&self, what: &'static str, bytes: usize) -> Result<CudaSlab, BackendError> {
+        Ok(CudaSlab { bytes: Bytes::new(&self.device, what, bytes)? })
+    }
+
+    /// Writes a matrix, as it lies in a file, to `at` of `slab`, in order with the ops. `src` may be reused on return.
+    ///
+    /// # Errors
+    /// Bytes that are not `shape`, and failures of the device.
+    pub fn store(&self, slab: &CudaSlab, at: usize, shape: MatShape, src: &[u8]) -> Result<(), BackendError> {
+        self.check_bytes(shape, src.len())?;
+        assert!(at.is_multiple_of(SLAB_ALIGN) && at + src.len() <= slab.len(), "a matrix inside the slab");
+        self.stager.store(&self.device, shape, src, slab.bytes.at + at as u64)
+    }
+
+    /// The matrix that [`Self::store`] wrote to `at`.
+    pub fn stored<'a>(&self, slab: &'a CudaSlab, at: usize, shape: MatShape) -> CudaView<'a> {
+        assert!(shape.bytes().is_some_and(|bytes| at + bytes <= slab.len()), "a matrix inside the slab");
+        CudaView::new(shape, slab.bytes.at + at as u64)
+    }
+
+    fn check_bytes(&self, MatShape { ty, rows, cols }: MatShape, found: usize) -> Result<(), BackendError> {
+        if (MatShape { ty, rows, cols }).bytes() != Some(found) {
+            return Err(BackendError::MatrixBytes { backend: "cuda", ty, rows, cols, bytes: found });
+        }
+        Ok(())
+    }
+}
+
+/// Matrices in a slab start at multiples of this.
+pub const SLAB_ALIGN: usize = 256;
+
+fn part(len: usize, at: usize, count: usize) -> u64 {
+    assert!(at.checked_add(count).is_some_and(|end| end <= len), "{count} values at {at} of {len}");
+    at as u64 * 4
+}
+
+impl Backend for CudaBackend {
+    type Buf = CudaBuf;
+    type Ids = CudaIds;
+    type Mat = CudaMat;
+    type MatView<'a> = CudaView<'a>;
+
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn alloc(&self, what: &'static str, len: usize) -> Result<CudaBuf, BackendError> {
+        let bytes = Bytes::new(&self.device, what, len * 4)?;
+        self.device.zero(bytes.at, len * 4)?;
+        Ok(CudaBuf { bytes, len })
+    }
+
+    fn alloc_ids(&self, what: &'static str, len: usize) -> Result<CudaIds, BackendError> {
+        let CudaBuf { bytes, len } = self.alloc(what, len)?;
+        Ok(CudaIds { bytes, len })
+    }
+
+    fn len(&self, buf: &CudaBuf) -> usize {
+        buf.len
+    }
+
+    fn len_ids(&self, ids: &CudaIds) -> usize {
+        ids.len
+    }
+
+    fn load(&self, ty: QuantType, rows: usize, cols: usize, bytes: SharedBytes) -> Result<CudaMat, BackendError> {
+        let (shape, src) = (MatShape { ty, rows, cols }, bytes.as_slice());
+        self.check_bytes(shape, src.len())?;
+        let bytes = Bytes::new(&self.device, "resident weights", src.len())?;
+        self.stager.store(&self.device, shape, src, bytes.at)?;
+        Ok(CudaMat { shape, bytes })
+    }
+
+    fn view<'a>(&self, mat: &'a CudaMat) -> CudaView<'a> {
+        CudaView::new(mat.shape, mat.bytes.at)
+    }
+
+    fn upload(&self, src: &[f32], dst: &mut CudaBuf, at: usize) -> Result<(), BackendError> {
+        self.device.upload(bytemuck::cast_slice(src), dst.bytes.at + part(dst.len, at, src.len()))
+    }
+
+    fn upload_ids(&self, src: &[i32], dst: &mut CudaIds, at: usize) -> Result<(), BackendError> {
+        self.device.upload(bytemuck::cast_slice(src), dst.bytes.at + part(dst.len, at, src.len()))
+    }
+
+    fn download(&self, src: &CudaBuf, at: usize, dst: &mut [f32]) -> Result<(), BackendError> {
+        self.device.download(src.bytes.at + part(src.len, at, dst.len()), bytemuck::cast_slice_mut(dst))
+    }
+
+    fn download_ids(&self, src: &CudaIds, at: usize, dst: &mut [i32]) -> Result<(), BackendError> {
+        self.device.download(src.bytes.at + part(src.len, at, dst.len()), bytemuck::cast_slice_mut(dst))
+    }
+
+    fn copy(
+        &self,
+        src: &CudaBuf,
+        src_at: usize,
+        dst: &mut CudaBuf,
+        dst_at: usize,
+        len: usize,
+    ) -> Result<(), BackendError> {
+        let (from, to) = (part(src.len, src_at, len), part(dst.len, dst_at, len));
+        self.device.copy(src.bytes.at + from, dst.bytes.at + to, len * 4)
+    }
+
+    fn embed(&self, op: ops::Embed<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
+        launch::embed::embed(&self.device, op, out)
+    }
+
+    fn matmul(&self, op: ops::Matmul<'_, '_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
+        launch::matmul::matmul(&self.device, &self.rounded, self.arithmetic, op, out)
+    }
+
+    fn rms_norm(&self, op: ops::RmsNorm<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
+        launch::rms_norm::rms_norm(&self.device, op, out)
+    }
+
+    fn rope(&self, op: ops::Rope<'_, Self>, x: &mut CudaBuf) -> Result<(), BackendError> {
+        launch::rope::rope(&self.device, op, x)
+    }
+
+    fn round_cache(&self, op: ops::RoundCache, x: &mut CudaBuf) -> Result<(), BackendError> {
+        launch::round_cache::round_cache(&self.device, op, x)
+    }
+
+    fn store_rows(&self, op: ops::StoreRows<'_, Self>, dst: &mut CudaBuf) -> Result<(), BackendError> {
+        launch::store_rows::store_rows(&self.device, op, dst)
+    }
+
+    fn pool_pairs(&self, op: ops::PoolPairs<'_, Self>, out: ops::PairsOut<'_, Self>) -> Result<usize, BackendError> {
+        launch::pool_pairs::pool_pairs(&self.device, op, out)
+    }
+
+    fn hc_coefficients(
+        &self,
+        op: ops::HcCoefficients<'_, Self>,
+        out: ops::HcOut<'_, Self>,
+    ) -> Result<(), BackendError> {
+        launch::hc_coefficients::hc_coefficients(&self.device, op, out)
+    }
+
+    fn hc_collapse(&self, op: ops::HcCollapse<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
+        launch::hc_collapse::hc_collapse(&self.device, op, out)
+    }
+
+    fn hc_expand(&self, op: ops::HcExpand<'_, Self>, streams: &mut CudaBuf) -> Result<(), BackendError> {
+        launch::hc_expand::hc_expand(&self.device, op, streams)
+    }
+
+    fn index_scores(&self, op: ops::IndexScores<'_, Self>, scores: &mut CudaBuf) -> Result<(), BackendError> {
+        launch::index_scores::index_scores(&self.device, op, scores)
+    }
+
+    fn candidate_blocks(&self, op: ops::CandidateBlocks<'_, Self>, mask: &mut CudaIds) -> Result<(), BackendError> {
+        launch::candidate_blocks::candidate_blocks(&self.device, op, mask)
+    }
+
+    fn select_rows(&self, op: ops::SelectRows<'_, Self>, selected: &mut CudaIds) -> Result<(), BackendError> {
+        launch::select_rows::select_rows(&self.device, op, selected)
+    }
+
+    fn attention(&self, op: ops::Attention<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
+        launch::attention::attention(&self.device, op, out)
+    }
+
+    fn route(&self, op: ops::Route<'_, Self>, ids: &mut CudaIds, weights: &mut CudaBuf) -> Result<(), BackendError> {
+        launch::route::route(&self.device, op, ids, weights)
+    }
+
+    fn gather_rows(&self, op: ops::MoveRows<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
+        launch::move_rows::gather_rows(&self.device, op, out)
+    }
+
+    fn scatter_rows(&self, op: ops::MoveRows<'_, Self>, dst: &mut CudaBuf) -> Result<(), BackendError> {
+        launch::move_rows::scatter_rows(&self.device, op, dst)
+    }
+
+    fn swiglu(&self, op: ops::SwiGlu<'_, Self>, gate: &mut CudaBuf) -> Result<(), BackendError> {
+        launch::swiglu::swiglu(&self.device, op, gate)
+    }
+
+    fn combine_experts(&self, op: ops::CombineExperts<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
+        launch::combine_experts::combine_experts(&self.device, op, out)
+    }
+
+    fn engram_gate(
+        &self,
+        op: ops::EngramGate<'_, Self>,
+        streams: &mut CudaBuf,
+        gates: &mut CudaBuf,
+    ) -> Result<(), BackendError> {
+        launch::engram_gate::engram_gate(&self.device, op, streams, gates)
+    }
+}
