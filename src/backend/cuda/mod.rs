@@ -47,9 +47,8 @@ impl CudaSlab {
 }
 
 impl CudaBackend {
-    /// A backend on `device`.
-    pub fn new(device: Device, arithmetic: Arithmetic) -> Self {
-        let device = Arc::new(device);
+    /// A backend on `device`, which others may use as well.
+    pub fn new(device: Arc<Device>, arithmetic: Arithmetic) -> Self {
         Self { rounded: Rounded::new(), stager: Stager::new(), arithmetic, device }
     }
 

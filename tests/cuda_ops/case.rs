@@ -1,0 +1,201 @@
+//! What a case is, and the program around the cases: list, coverage of the trait, table.
+//! Never compares with something computed on the same device. Surprising fact: `run` is generic over the backend, so both sides execute
+//! the same lines; only the last column needs a GPU.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use ds4::backend::Backend;
+use ds4::backend::cpu::CpuBackend;
+use ds4::backend::cpu::matmul::Arithmetic;
+use ds4::backend::cpu::simd::SimdLevel;
+use ds4::backend::cuda::{CudaBackend, Device, OpenError};
+
+use crate::kernels_common::Rng;
+use crate::{grids, products, rows, selection};
+
+/// Repetitions of an op under the clock.
+pub struct Clock {
+    repeat: usize,
+    seconds: f64,
+}
+
+impl Clock {
+    /// Times `op` queued `repeat` times; `wait` returns when the device is idle.
+    pub fn time(&mut self, mut op: impl FnMut(usize), wait: impl Fn()) {
+        if self.repeat == 0 {
+            return;
+        }
+        (0..3).for_each(&mut op);
+        wait();
+        let start = Instant::now();
+        (0..self.repeat).for_each(op);
+        wait();
+        self.seconds = start.elapsed().as_secs_f64() / self.repeat as f64;
+    }
+}
+
+/// One op on one shape.
+pub trait Case {
+    fn op(&self) -> &'static str;
+    fn shape(&self) -> String;
+    /// Largest mean squared error over mean square that passes.
+    fn limit(&self) -> f64;
+    /// Bytes that the op must move at least.
+    fn bytes(&self) -> usize;
+    fn arithmetic(&self) -> Arithmetic {
+        Arithmetic::Quality
+    }
+    /// Outputs of the op on `b`.
+    fn run<B: Backend>(&self, b: &B, clock: &mut Clock) -> Vec<Vec<f32>>;
+}
+
+/// Where cases are told to run.
+pub struct Rig {
+    pub rng: Rng,
+    repeat: usize,
+    only: Option<String>,
+    cpu: [CpuBackend; 2],
+    gpu: Option<[CudaBackend; 2]>,
+    /// Ops that had a case.
+    seen: Vec<&'static str>,
+    failures: usize,
+    differing: usize,
+    cases: usize,
+}
+
+impl Rig {
+    /// Runs `case` on both sides and prints its line.
+    pub fn check(&mut self, case: &impl Case) {
+        self.seen.push(case.op());
+        let Some(gpu) = self.gpu.as_ref().filter(|_| self.only.as_deref().is_none_or(|o| o == case.op())) else {
+            return;
+        };
+        let mode = usize::from(case.arithmetic() == Arithmetic::Fast);
+        let want = case.run(&self.cpu[mode], &mut Clock { repeat: 0, seconds: 0.0 });
+        let mut clock = Clock { repeat: self.repeat, seconds: 0.0 };
+        let got = case.run(&gpu[mode], &mut clock);
+        assert_eq!(want.len(), got.len());
+        let (error, worst) = errors(&want, &got);
+        let equal = want.iter().zip(&got).all(|(a, b)| a.iter().zip(b).all(|(x, y)| x.to_bits() == y.to_bits()));
+        let passed = error <= case.limit();
+        let gb = if clock.seconds > 0.0 { case.bytes() as f64 / clock.seconds / 1e9 } else { 0.0 };
+        println!(
+            "{:<17} {:<42} {:>9} {:>8.0e} {:>9.2} {:>8.1}  {}",
+            case.op(),
+            case.shape(),
+            if equal { "same bits".to_owned() } else { format!("{error:.2e}") },
+            case.limit(),
+            clock.seconds * 1e6,
+            gb,
+            if passed { "" } else { "FAILED" }
+        );
+        if !passed {
+            println!("    worst element: {worst}");
+        }
+        self.cases += 1;
+        self.failures += usize::from(!passed);
+        self.differing += usize::from(!equal);
+    }
+}
+
+/// Mean squared error over mean square, and the worst element in words. NaN on one side only counts as infinite.
+fn errors(want: &[Vec<f32>], got: &[Vec<f32>]) -> (f64, String) {
+    let (mut wrong, mut square, mut worst) = (0.0f64, 0.0f64, (0.0f64, String::new()));
+    for (output, (want, got)) in want.iter().zip(got).enumerate() {
+        assert_eq!(want.len(), got.len(), "lengths of output {output}");
+        for (i, (w, g)) in want.iter().zip(got).enumerate() {
+            if w.to_bits() == g.to_bits() || (w.is_nan() && g.is_nan()) {
+                square += if w.is_finite() { f64::from(*w).powi(2) } else { 0.0 };
+                continue;
+            }
+            let difference = f64::from(w - g).powi(2);
+            let difference = if difference.is_nan() { f64::INFINITY } else { difference };
+            (wrong, square) = (wrong + difference, square + f64::from(*w).powi(2));
+            if difference >= worst.0 {
+                worst = (difference, format!("output {output}, value {i}: {w:e} expected, {g:e} found"));
+            }
+        }
+    }
+    (if wrong == 0.0 { 0.0 } else { wrong / square.max(f64::MIN_POSITIVE) }, worst.1)
+}
+
+/// Ops of the trait, read from its source: methods that take an argument struct.
+fn ops_of_the_trait() -> Vec<&'static str> {
+    let text = include_str!("../../src/backend/mod.rs");
+    let body = text.split("pub trait Backend").nth(1).expect("the trait is in that file");
+    let methods = body.split("fn ").skip(1);
+    methods.filter(|m| m.split(';').next().is_some_and(|m| m.contains("op: ops::"))).map(name).collect()
+}
+
+fn name(method: &'static str) -> &'static str {
+    method.split(['(', '<']).next().unwrap_or("").trim()
+}
+
+fn argument(flag: &str) -> Option<String> {
+    let args: Vec<String> = std::env::args().collect();
+    let at = args.iter().position(|a| a == flag)?;
+    Some(args.get(at + 1).cloned().unwrap_or_default())
+}
+
+fn open() -> Result<Option<Arc<Device>>, String> {
+    match Device::open(0, std::env::args().any(|a| a == "--text")) {
+        Ok(device) => Ok(Some(Arc::new(device))),
+        Err(e @ (OpenError::NoDriver | OpenError::Init(_) | OpenError::NoDevice { .. })) => {
+            println!("cuda_ops: skipped, {e}");
+            Ok(None)
+        }
+        Err(other) => Err(other.to_string()),
+    }
+}
+
+/// The whole program.
+///
+/// # Errors
+/// What failed, as a sentence.
+pub fn run_all() -> Result<(), String> {
+    let device = open()?;
+    if let Some(device) = &device {
+        let p = device.properties();
+        println!(
+            "{}, compute capability {}.{}, {} multiprocessors, kernels {}",
+            p.name,
+            p.capability.0,
+            p.capability.1,
+            p.multiprocessors,
+            device.kernels_from()
+        );
+    }
+    let number = |flag, or| argument(flag).map_or(Ok(or), |v| v.parse::<u64>().map_err(|e| format!("{flag}: {e}")));
+    let cpu = |mode| CpuBackend::new(ds4::sys::cpu_count(), mode, SimdLevel::detect()).map_err(|e| e.to_string());
+    let mut rig = Rig {
+        rng: Rng(number("--seed", 1)?),
+        repeat: number("--repeat", 20)? as usize,
+        only: argument("--only"),
+        cpu: [cpu(Arithmetic::Quality)?, cpu(Arithmetic::Fast)?],
+        gpu: device.map(|d| [Arithmetic::Quality, Arithmetic::Fast].map(|m| CudaBackend::new(Arc::clone(&d), m))),
+        seen: Vec::new(),
+        failures: 0,
+        differing: 0,
+        cases: 0,
+    };
+    if rig.gpu.is_some() {
+        println!("{:<17} {:<42} {:>9} {:>8} {:>9} {:>8}", "op", "shape", "NMSE", "limit", "us", "GB/s");
+    }
+    rows::cases(&mut rig);
+    selection::cases(&mut rig);
+    products::cases(&mut rig);
+    grids::check()?;
+    let missing: Vec<_> = ops_of_the_trait().into_iter().filter(|op| !rig.seen.contains(op)).collect();
+    if !missing.is_empty() || ops_of_the_trait().len() < 20 {
+        return Err(format!("ops without a case: {}", missing.join(", ")));
+    }
+    println!(
+        "{} ops have cases; {} cases ran, {} failed, {} differ in some bit",
+        ops_of_the_trait().len(),
+        rig.cases,
+        rig.failures,
+        rig.differing
+    );
+    if rig.failures > 0 { Err(format!("{} cases failed", rig.failures)) } else { Ok(()) }
+}

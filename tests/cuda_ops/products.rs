@@ -1,0 +1,135 @@
+//! Products of every weight type at the shapes of the model, in both arithmetics, and their edges.
+//! Never times a matrix that stays in a cache: copies of it take turns. Surprising fact: limits are far below what rounding allows, since
+//! sums run in the CPU's order.
+
+use ds4::backend::cpu::matmul::Arithmetic;
+use ds4::backend::{Backend, SharedBytes, ops};
+use ds4::quant::QuantType;
+
+use crate::case::{Case, Clock, Rig};
+use crate::kernels_common::{WEIGHT_TYPES, weights};
+use crate::rows::{down, up};
+
+/// Weights that take turns under the clock: several times a second-level cache of 60 MB.
+const TURN_BYTES: usize = 300 << 20;
+
+struct Product {
+    ty: QuantType,
+    outputs: usize,
+    cols: usize,
+    rows: usize,
+    groups: usize,
+    arithmetic: Arithmetic,
+    w: SharedBytes,
+    x: Vec<f32>,
+}
+
+impl Case for Product {
+    fn op(&self) -> &'static str {
+        "matmul"
+    }
+
+    fn shape(&self) -> String {
+        let groups = if self.groups > 1 { format!(" in {} groups", self.groups) } else { String::new() };
+        let mode = if self.arithmetic == Arithmetic::Fast { "" } else { " exact" };
+        format!("{} {}x{}{groups}, {} rows{mode}", self.ty, self.outputs, self.cols, self.rows)
+    }
+
+    fn limit(&self) -> f64 {
+        // The order of sums is the CPU's: nothing may differ.
+        0.0
+    }
+
+    fn bytes(&self) -> usize {
+        self.w.as_slice().len() + 4 * self.rows * (self.groups * self.cols + self.outputs)
+    }
+
+    fn arithmetic(&self) -> Arithmetic {
+        self.arithmetic
+    }
+
+    fn run<B: Backend>(&self, b: &B, clock: &mut Clock) -> Vec<Vec<f32>> {
+        let load = || b.load(self.ty, self.outputs, self.cols, self.w.clone()).unwrap();
+        let x = up(b, &self.x);
+        let mut out = up(b, &vec![f32::NAN; self.rows * self.outputs]);
+        let mut mats = vec![load()];
+        let op = |w: &B::Mat, out: &mut B::Buf| {
+            b.matmul(ops::Matmul { w: b.view(w), x: &x, rows: self.rows, groups: self.groups }, out).unwrap();
+        };
+        op(&mats[0], &mut out);
+        let result = down(b, &out);
+        if b.name() == "cuda" {
+            let copies = (TURN_BYTES / self.w.as_slice().len()).clamp(1, 64);
+            mats.extend((1..copies).map(|_| load()));
+        }
+        let wait = || _ = b.download(&x, 0, &mut [0.0]);
+        clock.time(|i| op(&mats[i % mats.len()], &mut out), wait);
+        vec![result]
+    }
+}
+
+impl Rig {
+    fn product(
+        &mut self,
+        ty: QuantType,
+        (outputs, cols): (usize, usize),
+        rows: usize,
+        groups: usize,
+        arithmetic: Arithmetic,
+    ) {
+        let w = SharedBytes::from(weights(&mut self.rng, ty, outputs, cols));
+        let x = self.rng.normals(rows * groups * cols);
+        self.check(&Product { ty, outputs, cols, rows, groups, arithmetic, w, x });
+    }
+}
+
+pub fn cases(rig: &mut Rig) {
+    use Arithmetic::{Fast, Quality};
+    for ty in WEIGHT_TYPES {
+        // Every remainder of rows and outputs, the smallest widths.
+        let cols = [ty.block_values(), ty.block_values() * 3, ty.block_values() * 5];
+        for (i, (outputs, rows)) in [(1, 1), (17, 3), (5, 4), (33, 9)].into_iter().enumerate() {
+            for mode in [Fast, Quality] {
+                rig.product(ty, (outputs, cols[i % 3]), rows, 1, mode);
+            }
+        }
+        rig.product(ty, (64, 1024), 1, 4, Fast);
+        rig.product(ty, (64, 1024), 5, 4, Quality);
+        // Not a multiple of the 16 lanes.
+        if ty.block_values() == 1 {
+            rig.product(ty, (7, 2053), 2, 1, Fast);
+            rig.product(ty, (7, 5003), 1, 1, Fast);
+        }
+    }
+    // Shapes of the model: queries, window rows, grouped output, output, shared expert, experts, hyper-connections, router.
+    rig.product(QuantType::Q8_0, (1280, 5120), 1, 1, Fast);
+    rig.product(QuantType::Q8_0, (32768, 1280), 1, 1, Fast);
+    rig.product(QuantType::Q8_0, (512, 5120), 1, 1, Fast);
+    rig.product(QuantType::Q8_0, (8192, 4096), 1, 8, Fast);
+    rig.product(QuantType::Q8_0, (5120, 8192), 1, 1, Fast);
+    rig.product(QuantType::Q8_0, (2304, 5120), 1, 1, Fast);
+    rig.product(QuantType::Q8_0, (5120, 2304), 1, 1, Fast);
+    rig.product(QuantType::F32, (24, 20480), 1, 1, Fast);
+    rig.product(QuantType::F32, (384, 5120), 1, 1, Fast);
+    rig.product(QuantType::BF16, (384, 5120), 1, 1, Fast);
+    for ty in [
+        QuantType::Q8_0,
+        QuantType::Q6_K,
+        QuantType::Q4_K,
+        QuantType::Q3_K,
+        QuantType::Q2_K,
+        QuantType::IQ2_XXS,
+        QuantType::MXFP4,
+    ] {
+        // Both first matrices of six experts together, and their second ones.
+        rig.product(ty, (6 * 4608, 5120), 1, 1, Fast);
+        rig.product(ty, (6 * 5120, 2304), 1, 1, Fast);
+        rig.product(ty, (2304, 5120), 8, 1, Fast);
+        rig.product(ty, (2304, 5120), 1, 1, Quality);
+    }
+    for rows in [2, 64] {
+        rig.product(QuantType::Q8_0, (2304, 5120), rows, 1, Fast);
+        rig.product(QuantType::Q4_K, (2304, 5120), rows, 1, Fast);
+        rig.product(QuantType::F32, (384, 5120), rows, 1, Fast);
+    }
+}
