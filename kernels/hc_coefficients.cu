@@ -1,10 +1,11 @@
 // Coefficients of the hyper-connections: sigmoid weights and a Sinkhorn-normalised combination matrix. One block a row.
-// Never touches the streams beyond their norm. Surprising fact: the matrix is so small that one thread normalises it.
+// Never touches the streams beyond their norm. Surprising fact: the matrix is so small that one warp normalises it without shared memory.
 #include "common.cuh"
 
 constexpr int STREAMS_MAX = 8;
 
-__device__ void sinkhorn(float *c, int n, float eps, int iterations) {
+// Any n up to STREAMS_MAX, one thread.
+__device__ void sinkhorn_alone(float *c, int n, float eps, int iterations) {
     for (int row = 0; row < n; row++) {
         float *v = c + row * n;
         float most = v[0];
@@ -29,6 +30,29 @@ __device__ void sinkhorn(float *c, int n, float eps, int iterations) {
     }
 }
 
+// n * n at most 32: a warp, one thread a value. The same order of sums.
+__device__ float sinkhorn_together(float v, int n, float eps, int iterations) {
+    // Threads beyond the matrix repeat its last value.
+    int at = min((int)threadIdx.x % 32, n * n - 1), row = at / n * n, column = at % n;
+    float most = __shfl_sync(FULL, v, row);
+    for (int i = 1; i < n; i++) most = fmaxf(most, __shfl_sync(FULL, v, row + i));
+    v = exp_of(v - most);
+    float sum = 0.0f;
+    for (int i = 0; i < n; i++) sum += __shfl_sync(FULL, v, row + i);
+    v = v / sum + eps;
+    for (int iteration = 0; iteration < iterations; iteration++) {
+        if (iteration > 0) {
+            sum = 0.0f;
+            for (int i = 0; i < n; i++) sum += __shfl_sync(FULL, v, row + i);
+            v /= sum + eps;
+        }
+        sum = 0.0f;
+        for (int i = 0; i < n; i++) sum += __shfl_sync(FULL, v, i * n + column);
+        v /= sum + eps;
+    }
+    return v;
+}
+
 // streams: [rows, n, hidden]; mix: [rows, n * (n + 2)]; base: [n * (n + 2)]; scale: [3];
 // pre, post: [rows, n]; comb: [rows, n, n].
 extern "C" __global__ void __launch_bounds__(256) hc_coefficients(
@@ -49,7 +73,14 @@ extern "C" __global__ void __launch_bounds__(256) hc_coefficients(
         if (group == 2) c[i - 2 * n] = value;
     }
     __syncthreads();
-    if (i == 0) sinkhorn(c, n, hc_eps, iterations);
+    if (n * n <= 32) {
+        if (i < 32) {
+            float v = sinkhorn_together(c[min(i, n * n - 1)], n, hc_eps, iterations);
+            if (i < n * n) c[i] = v;
+        }
+    } else if (i == 0) {
+        sinkhorn_alone(c, n, hc_eps, iterations);
+    }
     __syncthreads();
     if (i < n * n) comb[r * n * n + i] = c[i];
 }

@@ -340,7 +340,20 @@ fn prompts_that_are_none() {
     ds4_b(&["--dump-tokens"]).failed(2, &["needs a prompt"]);
     ds4_b(&["--decode-consistency", "2"]).failed(2, &["needs a prompt"]);
     ds4_b(&["-p", "x", "--think"]).failed(2, &["no reasoning switch"]);
-    ds4_b(&["-p", "x", "--backend", "cuda"]).failed(2, &["--backend cpu"]);
+    ds4_b(&["-p", "x", "--backend", "cpu", "--gpu-cache", "8"]).failed(2, &["--gpu-cache", "--backend cpu"]);
+    ds4_b(&["-p", "x", "--gpu-cache", "8 pieces"]).failed(2, &["--gpu-cache"]);
+    if !has_gpu() {
+        ds4_b(&["-p", "x", "--backend", "cuda"]).failed(1, &["no GPU", "--backend cpu"]);
+        ds4_b(&["-p", "x", "--gpu-cache", "8"]).failed(1, &["--gpu-cache needs a GPU", "no GPU"]);
+    }
+}
+
+/// Whether the CUDA backend would find a device here.
+fn has_gpu() -> bool {
+    #[cfg(feature = "cuda")]
+    return ds4::backend::cuda::Device::open(0, false).is_ok();
+    #[cfg(not(feature = "cuda"))]
+    false
 }
 
 #[test]

@@ -157,6 +157,12 @@ pub trait Backend: Sized + Send + Sync + 'static {
     fn scatter_rows(&self, op: ops::MoveRows<'_, Self>, dst: &mut Self::Buf) -> Result<(), BackendError>;
     /// `gate = silu(min(gate, limit)) * clamp(up, -limit, limit)`, in place.
     fn swiglu(&self, op: ops::SwiGlu<'_, Self>, gate: &mut Self::Buf) -> Result<(), BackendError>;
+    /// Outputs of some experts for one row, each to its place: the same bits as the ops one by one.
+    fn experts_row(
+        &self,
+        op: ops::ExpertsRow<'_, '_, Self>,
+        out: ops::ExpertsOut<'_, Self>,
+    ) -> Result<(), BackendError>;
     /// `out = [rows, width]`: weighted expert outputs in router order, then the shared expert's.
     fn combine_experts(&self, op: ops::CombineExperts<'_, Self>, out: &mut Self::Buf) -> Result<(), BackendError>;
 

@@ -286,6 +286,42 @@ pub struct SwiGlu<'a, B: Backend> {
     pub limit: f32,
 }
 
+/// One routed expert of a single row.
+pub struct PlacedExpert<'w, B: Backend> {
+    /// `[width, hidden]`.
+    pub gate: B::MatView<'w>,
+    /// `[width, hidden]`.
+    pub up: B::MatView<'w>,
+    /// `[hidden, width]`.
+    pub down: B::MatView<'w>,
+    /// Row of the outputs that is its.
+    pub place: usize,
+}
+
+/// All products of some experts with one row: `down * swiglu(gate * x, up * x)` each.
+pub struct ExpertsRow<'w, 'a, B: Backend> {
+    /// `[hidden]`.
+    pub x: &'a B::Buf,
+    /// At least one, with matrices of the same types and shapes.
+    pub experts: &'a [PlacedExpert<'w, B>],
+    pub hidden: usize,
+    /// Width of an expert.
+    pub width: usize,
+    pub limit: f32,
+}
+
+/// Where the products go.
+pub struct ExpertsOut<'a, B: Backend> {
+    /// `[width]` at least: what was in it is lost.
+    pub gate: &'a mut B::Buf,
+    /// `[width]` at least, likewise.
+    pub up: &'a mut B::Buf,
+    /// `[hidden]` at least, likewise.
+    pub y: &'a mut B::Buf,
+    /// `[places, hidden]`.
+    pub outputs: &'a mut B::Buf,
+}
+
 /// Sum of expert outputs.
 pub struct CombineExperts<'a, B: Backend> {
     /// `[rows, k, width]` in router order.

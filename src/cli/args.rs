@@ -51,6 +51,9 @@ pub struct ModelArgs {
     /// Where to compute
     #[arg(long, value_enum, default_value_t = BackendChoice::Auto, value_name = "NAME")]
     pub backend: BackendChoice,
+    /// Experts kept in GPU memory: N slots, or NGB (GB = GiB) [default: what is free]
+    #[arg(long, value_name = "N|NGB", allow_hyphen_values = true)]
+    pub gpu_cache: Option<String>,
     /// Exact arithmetic: F32 activations instead of 8-bit blocks; slower
     #[arg(long)]
     pub quality: bool,

@@ -12,7 +12,7 @@ use crate::cli::interrupt::Interrupt;
 use crate::cli::output::note;
 use crate::cli::progress::{Meter, Unit};
 use crate::cli::{CliError, input};
-use crate::engine::options::{EngineOptions, Preload};
+use crate::engine::options::{DeviceChoice, EngineOptions, Preload};
 use crate::engine::prepare::Prepared;
 use crate::engine::{Engine, Step};
 use crate::storage::probe::ProbeChoice;
@@ -24,9 +24,6 @@ use crate::units::{parse_budget, parse_gigabytes};
 /// # Errors
 /// Usage errors only: budgets that are no amounts, backends and instruction sets that are not here, no model.
 pub fn engine_options(cli: &Cli) -> Result<EngineOptions, CliError> {
-    if cli.model.backend == BackendChoice::Cuda {
-        return Err(CliError::usage("this build computes on the processor only; use --backend cpu"));
-    }
     let (path, notice) = input::model_path(cli)?;
     if let Some(notice) = notice {
         note(&notice);
@@ -34,6 +31,16 @@ pub fn engine_options(cli: &Cli) -> Result<EngineOptions, CliError> {
     let streaming = &cli.streaming;
     let budget = streaming.ssd_streaming_cache_experts.as_deref().map(parse_budget).transpose();
     let budget = budget.map_err(|e| CliError::usage(format!("--ssd-streaming-cache-experts: {e}")))?;
+    let gpu_budget = cli.model.gpu_cache.as_deref().map(parse_budget).transpose();
+    let gpu_budget = gpu_budget.map_err(|e| CliError::usage(format!("--gpu-cache: {e}")))?;
+    let device = match cli.model.backend {
+        BackendChoice::Auto if !cli.model.cpu => DeviceChoice::Auto,
+        BackendChoice::Auto | BackendChoice::Cpu => DeviceChoice::Cpu,
+        BackendChoice::Cuda => DeviceChoice::Cuda,
+    };
+    if device == DeviceChoice::Cpu && gpu_budget.is_some() {
+        return Err(CliError::usage("--gpu-cache needs a GPU; drop it, or --cpu and --backend cpu"));
+    }
     cache_policy::by_name(&streaming.cache_policy).map_err(|e| CliError::usage(format!("--cache-policy: {e}")))?;
     let used = streaming.simulate_used_memory.as_deref().map(parse_gigabytes).transpose();
     let simulated_used = used.map_err(|e| CliError::usage(format!("--simulate-used-memory: {e}")))?.unwrap_or_default();
@@ -46,6 +53,8 @@ pub fn engine_options(cli: &Cli) -> Result<EngineOptions, CliError> {
         ctx: cli.model.ctx.map(|n| n as usize),
         threads: cli.model.threads.map(usize::from),
         arithmetic: if cli.model.quality { Arithmetic::Quality } else { Arithmetic::Fast },
+        device,
+        gpu_budget,
         simd: simd(cli.model.simd)?,
         chunk: cli.model.prefill_chunk.map(|n| n as usize),
         kv_exact: cli.model.kv_exact,
@@ -95,13 +104,12 @@ pub fn show_plan(prepared: &Prepared, options: &EngineOptions) {
         Arithmetic::Quality => "f32 activations",
         Arithmetic::Fast => "8-bit activations",
     };
-    note(&format!(
-        "{} ({}), backend cpu: {} threads, {}, {arithmetic}",
-        prepared.file.path().display(),
-        prepared.config.arch(),
-        threads,
-        level.name()
-    ));
+    let place = match prepared.chosen.gpu() {
+        Some(gpu) => format!("backend cuda: {gpu}"),
+        None => format!("backend cpu: {threads} threads, {}", level.name()),
+    };
+    let why = prepared.chosen.why().map_or(String::new(), |why| format!(" ({why})"));
+    note(&format!("{} ({}), {place}, {arithmetic}{why}", prepared.file.path().display(), prepared.config.arch(),));
     note(&prepared.plan.to_string());
 }
 

@@ -2,7 +2,7 @@
 //! Only words numbers of `RunStats`. Surprising fact: the first line is read by scripts and keeps its wording for ever.
 
 use crate::cli::output;
-use crate::engine::stats::RunStats;
+use crate::engine::stats::{GpuStats, RunStats};
 use crate::units::Bytes;
 
 /// Lines of the report.
@@ -21,8 +21,28 @@ pub fn lines(stats: &RunStats) -> Vec<String> {
             stats.row_wait_ms
         ));
     }
+    if let Some(gpu) = &stats.gpu {
+        lines.push(graphics(gpu, stats));
+    }
     lines.push(format!("memory: peak {}, planned {}", Bytes(stats.peak_rss_bytes), Bytes(stats.planned_bytes)));
     lines
+}
+
+fn graphics(gpu: &GpuStats, stats: &RunStats) -> String {
+    let uses = (gpu.expert_hits + gpu.expert_misses).max(1);
+    let tokens = (stats.generated_tokens + stats.prompt_tokens).max(1);
+    format!(
+        "{}: {} expert slots ({}), {} hits, {} misses, {:.1} % hit rate, {} uploaded, {} launches and {} waits a token",
+        gpu.name,
+        gpu.cache_slots,
+        Bytes(gpu.cache_bytes),
+        gpu.expert_hits,
+        gpu.expert_misses,
+        100.0 * gpu.expert_hits as f64 / uses as f64,
+        Bytes(gpu.upload_bytes),
+        gpu.launches / tokens,
+        gpu.waits / tokens
+    )
 }
 
 fn streaming(stats: &RunStats) -> Vec<String> {

@@ -2,6 +2,11 @@
 //! Never computes and never parses. Surprising fact: nothing large is allocated before the plan is made and accepted.
 
 mod checked_runner;
+pub mod device;
+#[cfg(feature = "cuda")]
+mod gpu;
+#[cfg(feature = "cuda")]
+mod gpu_experts;
 pub mod metadata;
 pub mod observe;
 pub mod options;
@@ -22,10 +27,12 @@ use std::sync::Arc;
 use cache_policy::plan::{Plan, PlanError};
 use cache_policy::{ClassShape, TraceHeader, TraceLayer, UnknownPolicy};
 
+use crate::backend::BackendError;
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cpu::matmul;
 use crate::backend::cpu::simd::SimdLevel;
-use crate::backend::{Backend, BackendError};
+#[cfg(feature = "cuda")]
+use crate::backend::cuda;
 use crate::models::metadata::ConfigError;
 use crate::models::supply::{ExpertSupply, RowSupply};
 use crate::models::{self, Model, ModelError, ModelRunner, RunnerOptions};
@@ -40,6 +47,7 @@ use crate::sys::{self, SysError};
 use crate::text::tokenizer::{Tokenizer, TokenizerError};
 use crate::units::{Bytes, ExpertKey};
 use checked_runner::CheckedRunner;
+use device::{Chosen, On, Placed};
 use metadata::FileMetadata;
 use options::EngineOptions;
 use passes::Passes;
@@ -95,6 +103,18 @@ pub enum EngineError {
     CtxTooLarge { ctx: usize, needed: Bytes, room: Bytes },
     #[error("{}: the file changed while it was opened: {change}; start again with the file in place", path.display())]
     Changed { path: PathBuf, change: FileChange },
+    #[error("no GPU: {reason}; use --backend cpu")]
+    NoGpu { reason: String },
+    #[error("--gpu-cache needs a GPU: {why}; drop the flag")]
+    NoGpuForCache { why: String },
+    #[error(
+        "the model needs {needed} of GPU memory without any expert, {free} of {total} are free; use --backend cpu or a smaller --ctx"
+    )]
+    GpuTooSmall { needed: Bytes, free: Bytes, total: Bytes },
+    #[error(
+        "--gpu-cache: {wanted} experts ({bytes}) are asked for; one token uses {least}, and {room} of free GPU memory hold {most}"
+    )]
+    GpuCache { wanted: u64, bytes: Bytes, least: u64, most: u64, room: Bytes },
     #[error("interrupted")]
     Interrupted,
     /// What is wrong with the contents of a file.
@@ -124,9 +144,7 @@ pub type OnProgress<'a> = dyn Fn(Step, u64, u64) -> ControlFlow<()> + Sync + 'a;
 /// An open model: weights in memory, experts one request away.
 pub struct Engine {
     pub prepared: Prepared,
-    backend: Arc<CpuBackend>,
-    model: Arc<dyn Model<CpuBackend>>,
-    experts: Arc<dyn ExpertSupply<CpuBackend>>,
+    placed: Box<dyn Placed>,
     cache: Option<Arc<ExpertCache>>,
     routes: Routes,
     passes: Arc<Passes>,
@@ -147,26 +165,28 @@ impl Engine {
         let prepared = prepare(options)?;
         accept(&prepared);
         let threads = options.threads.unwrap_or_else(sys::cpu_count);
-        let backend =
-            Arc::new(CpuBackend::new(threads, options.arithmetic, options.simd.unwrap_or_else(SimdLevel::detect))?);
-        backend.reserve(&prepared.products);
         let loaded = load_weights(&prepared, options.is_streaming, threads, progress)?;
         let source = FileWeights::new(&prepared.file, Arc::clone(&loaded));
-        let model = models::load(&FileMetadata(prepared.file.metadata()), Arc::clone(&backend), &source)
-            .map_err(|e| EngineError::from(e).inside(prepared.file.path()))?;
+        let seat = Seat::take(options, &prepared, threads, &source)?;
         let layers = prepared.layout.experts.clone();
         let (mut preloaded, mut routes) = ((0, Bytes(0)), Routes::without_verdict());
+        // A GPU's own tier hears of every request and tells; the cache below it sees only some.
+        let is_upper_tier = !matches!(seat, Seat::Cpu(..));
         let (experts, cache): (Arc<dyn ExpertSupply<CpuBackend>>, _) = if options.is_streaming {
             let cache = Arc::new(make_cache(&prepared)?);
-            routes = Routes::new(&layers.iter().map(|l| (l.layer, l.experts)).collect::<Vec<_>>());
-            cache.set_route_sink(Some(routes.sink()));
+            if !is_upper_tier {
+                routes = Routes::new(&layers.iter().map(|l| (l.layer, l.experts)).collect::<Vec<_>>());
+                cache.set_route_sink(Some(routes.sink()));
+            }
             preloaded = preload(&cache, &prepared, progress)?;
             (Arc::new(StreamedExperts::new(Arc::clone(&cache), layers)), Some(cache))
         } else {
-            let resident = ResidentExperts::new(loaded, layers, routes.clone()).ok_or(EngineError::ExpertTensors)?;
+            let told = if is_upper_tier { Routes::without_verdict() } else { routes.clone() };
+            let resident = ResidentExperts::new(loaded, layers, told).ok_or(EngineError::ExpertTensors)?;
             (Arc::new(resident), None)
         };
-        Ok(Self { prepared, backend, model, experts, cache, routes, passes: Arc::default(), preloaded })
+        let placed = seat.place(experts, options, &prepared, &routes)?;
+        Ok(Self { prepared, placed, cache, routes, passes: Arc::default(), preloaded })
     }
 
     /// A fresh sequence with the planned context.
@@ -180,7 +200,7 @@ impl Engine {
     fn runner_with(&self, options: RunnerOptions) -> Result<Box<dyn ModelRunner>, EngineError> {
         let rows = self.prepared.rows.clone().map(|rows| Arc::new(TableRows(rows)) as Arc<dyn RowSupply>);
         let reads_on = self.cache.is_some() || rows.is_some();
-        let inner = Arc::clone(&self.model).runner(options, Arc::clone(&self.experts), rows)?;
+        let inner = self.placed.runner(options, rows)?;
         // Once everything is in memory the file no longer matters.
         let reader = reads_on.then(|| Arc::clone(&self.prepared.reader));
         let (passes, routes) = (Arc::clone(&self.passes), self.routes.clone());
@@ -197,7 +217,7 @@ impl Engine {
         let bytes = self.prepared.config.runner_bytes(&options);
         let plan = self.plan();
         let products = prepare::product_shapes(&self.prepared.file, self.prepared.config.as_ref(), &options);
-        let device = matmul::scratch_bytes(self.backend.arithmetic(), &products);
+        let device = matmul::scratch_bytes(self.prepared.arithmetic, &products);
         let needed = bytes.kv.saturating_add(bytes.scratch).saturating_add(device);
         // Half of what the plan left to the system may still be taken without hurting it.
         let room = plan.kv.0 + plan.scratch.0 + plan.spare.0 / 2;
@@ -219,7 +239,12 @@ impl Engine {
 
     /// Name of the device.
     pub fn backend_name(&self) -> &'static str {
-        self.backend.name()
+        self.placed.name()
+    }
+
+    /// What the GPU did; `None` on the processor.
+    pub fn gpu_stats(&self) -> Option<stats::GpuStats> {
+        self.placed.gpu_stats()
     }
 
     /// The expert cache, when streaming.
@@ -296,6 +321,56 @@ impl Engine {
     /// Experts and bytes read by the preload.
     pub fn preloaded(&self) -> (u64, Bytes) {
         self.preloaded
+    }
+}
+
+/// A model on its backend, before its experts have a supply.
+enum Seat {
+    Cpu(Arc<CpuBackend>, Arc<dyn Model<CpuBackend>>),
+    #[cfg(feature = "cuda")]
+    Cuda(Arc<cuda::CudaBackend>, Arc<dyn Model<cuda::CudaBackend>>),
+}
+
+impl Seat {
+    /// Loads the resident weights where `prepared` says.
+    fn take(
+        options: &EngineOptions,
+        prepared: &Prepared,
+        threads: usize,
+        source: &FileWeights<'_>,
+    ) -> Result<Self, EngineError> {
+        match &prepared.chosen {
+            Chosen::Cpu { .. } => {
+                let level = options.simd.unwrap_or_else(SimdLevel::detect);
+                let backend = Arc::new(CpuBackend::new(threads, options.arithmetic, level)?);
+                backend.reserve(&prepared.products);
+                let model = models::load(&FileMetadata(prepared.file.metadata()), Arc::clone(&backend), source)
+                    .map_err(|e| EngineError::from(e).inside(prepared.file.path()))?;
+                Ok(Self::Cpu(backend, model))
+            }
+            #[cfg(feature = "cuda")]
+            Chosen::Cuda(device) => {
+                let (backend, model) = gpu::load(device, options, prepared, source)?;
+                Ok(Self::Cuda(backend, model))
+            }
+        }
+    }
+
+    /// Gives the model its experts.
+    fn place(
+        self,
+        experts: Arc<dyn ExpertSupply<CpuBackend>>,
+        #[cfg_attr(not(feature = "cuda"), expect(unused_variables))] options: &EngineOptions,
+        #[cfg_attr(not(feature = "cuda"), expect(unused_variables))] prepared: &Prepared,
+        #[cfg_attr(not(feature = "cuda"), expect(unused_variables))] routes: &Routes,
+    ) -> Result<Box<dyn Placed>, EngineError> {
+        match self {
+            Self::Cpu(backend, model) => Ok(Box::new(On { backend, model, experts, read_gpu: None })),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(backend, model) => {
+                Ok(Box::new(gpu::place((backend, model), experts, options, prepared, routes.clone())?))
+            }
+        }
     }
 }
 

@@ -30,6 +30,18 @@ pub enum Preload {
 /// Reads that an automatic preload may cost: about three seconds of a slow drive, less than one of a fast one.
 pub const PRELOAD_AUTO_MAX: Bytes = Bytes::gib(4);
 
+/// Where to compute.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum DeviceChoice {
+    /// A GPU if there is one, else the processor.
+    Auto,
+    /// The processor. What tests get when they ask for nothing.
+    #[default]
+    Cpu,
+    /// A GPU, or an error.
+    Cuda,
+}
+
 /// Everything that shapes an engine.
 #[derive(Clone)]
 pub struct EngineOptions {
@@ -40,6 +52,9 @@ pub struct EngineOptions {
     /// Compute threads; `None` for all processors of this process.
     pub threads: Option<usize>,
     pub arithmetic: Arithmetic,
+    pub device: DeviceChoice,
+    /// Experts in GPU memory; `None` for what is free.
+    pub gpu_budget: Option<Budget>,
     /// Instruction set; `None` for the best of this machine.
     pub simd: Option<SimdLevel>,
     /// Rows computed together in prefill; `None` for the default.
@@ -74,6 +89,8 @@ impl EngineOptions {
             ctx: None,
             threads: None,
             arithmetic: Arithmetic::Fast,
+            device: DeviceChoice::default(),
+            gpu_budget: None,
             simd: None,
             chunk: None,
             kv_exact: false,

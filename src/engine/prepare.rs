@@ -9,8 +9,9 @@ use std::sync::Arc;
 use cache_policy::plan::{self, ClassRequest, Plan, Request};
 use cache_policy::policies::{MakePolicy, by_name};
 
-use crate::backend::cpu::matmul::{self, ProductShape};
+use crate::backend::cpu::matmul::{self, Arithmetic, ProductShape};
 use crate::engine::EngineError;
+use crate::engine::device::{self, Chosen};
 use crate::engine::metadata::{FileMetadata, vocabulary};
 use crate::engine::options::{CHUNK_DEFAULT, CTX_DEFAULT_MAX, EngineOptions, PRELOAD_AUTO_MAX, Preload};
 use crate::models::{self, ModelConfig, Product, RunnerOptions};
@@ -36,6 +37,9 @@ pub struct Prepared {
     /// The products of a pass, for the memory that the device keeps for them.
     pub(super) products: Vec<ProductShape>,
     pub plan: Plan,
+    /// Where the model will run.
+    pub chosen: Chosen,
+    pub(super) arithmetic: Arithmetic,
     /// What deserves a line before the run: slower paths, lengths beyond training.
     pub notices: Vec<String>,
     /// What the drive gives; `None` where it was not measured.
@@ -52,6 +56,7 @@ pub struct Prepared {
 /// Whatever is wrong with the file, and the planner's refusals.
 pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
     let policy = by_name(&options.policy)?;
+    let chosen = device::choose(options)?;
     let file = GgufFile::open(&options.model)?;
     let inside = |error: EngineError| error.inside(&options.model);
     let config = models::config(&FileMetadata(file.metadata())).map_err(|e| inside(e.into()))?;
@@ -79,6 +84,8 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
         runner,
         products,
         plan,
+        chosen,
+        arithmetic: options.arithmetic,
         notices,
         drive,
         policy,

@@ -41,6 +41,26 @@ impl Timings {
     }
 }
 
+/// What a GPU did in a run.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct GpuStats {
+    pub name: String,
+    /// How its kernels came.
+    pub kernels: &'static str,
+    pub cache_slots: u64,
+    pub cache_bytes: u64,
+    /// Requested experts that were in GPU memory.
+    pub expert_hits: u64,
+    pub expert_misses: u64,
+    pub evictions: u64,
+    /// Kernels started.
+    pub launches: u64,
+    /// Times that the host waited for the GPU.
+    pub waits: u64,
+    pub upload_bytes: u64,
+    pub download_bytes: u64,
+}
+
 /// One run in numbers. Field names are part of the `--stats-json` format.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct RunStats {
@@ -87,6 +107,8 @@ pub struct RunStats {
     pub peak_rss_bytes: u64,
     /// What the probe found of the drive; absent where it was not measured.
     pub drive: Option<DriveRates>,
+    /// What the GPU did; absent on the processor.
+    pub gpu: Option<GpuStats>,
     /// Everything the cache counted; zeros when nothing is streamed.
     pub cache: CacheStats,
     /// Everything the reader counted.
@@ -145,6 +167,7 @@ impl RunStats {
             planned_bytes: plan.total().0,
             peak_rss_bytes: sys::process_memory().map_or(0, |m| m.peak.0),
             drive: engine.prepared.drive.clone(),
+            gpu: engine.gpu_stats(),
             cache,
             reads,
             rows,

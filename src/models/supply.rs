@@ -50,6 +50,13 @@ pub trait ExpertLease<B: Backend> {
     /// first, then each as its read lands (blocks). `None` when all were handed out.
     fn next_ready(&mut self) -> Result<Option<usize>, SupplyError>;
 
+    /// Appends to `ready` what `next_ready` would hand out without a wait, at least one position; nothing when all were handed out.
+    /// For devices that compute several at once.
+    fn next_batch(&mut self, ready: &mut Vec<usize>) -> Result<(), SupplyError> {
+        ready.extend(self.next_ready()?);
+        Ok(())
+    }
+
     /// The matrices of position `index`, which `next_ready` has handed out.
     fn mats(&self, index: usize) -> ExpertMats<'_, B>;
 }

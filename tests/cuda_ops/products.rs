@@ -68,7 +68,91 @@ impl Case for Product {
     }
 }
 
+/// Some experts on one row, in an order of places that is not theirs.
+struct Experts {
+    types: [QuantType; 2],
+    count: usize,
+    hidden: usize,
+    width: usize,
+    arithmetic: Arithmetic,
+    /// Gate, up and down of each.
+    w: Vec<[SharedBytes; 3]>,
+    x: Vec<f32>,
+}
+
+impl Case for Experts {
+    fn op(&self) -> &'static str {
+        "experts_row"
+    }
+
+    fn shape(&self) -> String {
+        let mode = if self.arithmetic == Arithmetic::Fast { "" } else { " exact" };
+        format!("{} of {}x{}, {}, {}{mode}", self.count, self.width, self.hidden, self.types[0], self.types[1])
+    }
+
+    fn limit(&self) -> f64 {
+        // The C library's exp in the SwiGLU may move a code of the second product by one.
+        1e-7
+    }
+
+    fn bytes(&self) -> usize {
+        self.w.iter().flatten().map(|w| w.as_slice().len()).sum::<usize>() + 4 * self.hidden * (self.count + 1)
+    }
+
+    fn arithmetic(&self) -> Arithmetic {
+        self.arithmetic
+    }
+
+    fn run<B: Backend>(&self, b: &B, clock: &mut Clock) -> Vec<Vec<f32>> {
+        let (count, hidden, width) = (self.count, self.hidden, self.width);
+        let load = || -> Vec<[B::Mat; 3]> {
+            let shapes =
+                [(self.types[0], width, hidden), (self.types[0], width, hidden), (self.types[1], hidden, width)];
+            let one = |w: &[SharedBytes; 3]| {
+                std::array::from_fn(|i| b.load(shapes[i].0, shapes[i].1, shapes[i].2, w[i].clone()).unwrap())
+            };
+            self.w.iter().map(one).collect()
+        };
+        let x = up(b, &self.x);
+        let [mut gate, mut up_buf, mut y] = [width, width, hidden].map(|len| up(b, &vec![f32::NAN; len]));
+        let mut outputs = up(b, &vec![f32::NAN; count * hidden]);
+        let mut op = |mats: &[[B::Mat; 3]], outputs: &mut B::Buf| {
+            let mut experts = Vec::new();
+            for (i, [g, u, d]) in mats.iter().enumerate() {
+                let place = (i + 1) % count;
+                experts.push(ops::PlacedExpert { gate: b.view(g), up: b.view(u), down: b.view(d), place });
+            }
+            let op = ops::ExpertsRow { x: &x, experts: &experts, hidden, width, limit: 10.0 };
+            b.experts_row(op, ops::ExpertsOut { gate: &mut gate, up: &mut up_buf, y: &mut y, outputs }).unwrap();
+        };
+        let mut sets = vec![load()];
+        op(&sets[0], &mut outputs);
+        let result = down(b, &outputs);
+        if b.name() == "cuda" {
+            sets.extend((1..(TURN_BYTES / self.bytes()).clamp(1, 8)).map(|_| load()));
+        }
+        clock.time(|i| op(&sets[i % sets.len()], &mut outputs), || _ = b.download(&x, 0, &mut [0.0]));
+        vec![result]
+    }
+}
+
 impl Rig {
+    fn experts(
+        &mut self,
+        types: [QuantType; 2],
+        count: usize,
+        (hidden, width): (usize, usize),
+        arithmetic: Arithmetic,
+    ) {
+        let rng = &mut self.rng;
+        let mut make = |ty, rows, cols| SharedBytes::from(weights(rng, ty, rows, cols));
+        let w = (0..count)
+            .map(|_| [make(types[0], width, hidden), make(types[0], width, hidden), make(types[1], hidden, width)]);
+        let w = w.collect();
+        let x = self.rng.normals(hidden);
+        self.check(&Experts { types, count, hidden, width, arithmetic, w, x });
+    }
+
     fn product(
         &mut self,
         ty: QuantType,
@@ -127,6 +211,20 @@ pub fn cases(rig: &mut Rig) {
         rig.product(ty, (2304, 5120), 8, 1, Fast);
         rig.product(ty, (2304, 5120), 1, 1, Quality);
     }
+    use QuantType::{F16, IQ2_XXS, MXFP4, Q2_K, Q3_K, Q4_K, Q6_K, Q8_0};
+    for (types, count) in [
+        ([IQ2_XXS, Q2_K], 6),
+        ([Q4_K, Q4_K], 6),
+        ([Q8_0, Q8_0], 6),
+        ([IQ2_XXS, Q2_K], 1),
+        ([Q3_K, Q6_K], 6),
+        ([MXFP4, MXFP4], 6),
+    ] {
+        rig.experts(types, count, (5120, 2304), Fast);
+    }
+    rig.experts([Q2_K, Q8_0], 19, (512, 256), Fast);
+    rig.experts([Q6_K, IQ2_XXS], 3, (256, 256), Quality);
+    rig.experts([F16, Q3_K], 2, (512, 256), Fast);
     for rows in [2, 64] {
         rig.product(QuantType::Q8_0, (2304, 5120), rows, 1, Fast);
         rig.product(QuantType::Q4_K, (2304, 5120), rows, 1, Fast);

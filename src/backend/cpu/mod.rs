@@ -8,6 +8,7 @@ mod candidate_blocks;
 mod combine_experts;
 mod embed;
 mod engram_gate;
+pub mod experts_row;
 mod hc_coefficients;
 mod hc_collapse;
 mod hc_expand;
@@ -251,6 +252,14 @@ impl Backend for CpuBackend {
     fn swiglu(&self, op: ops::SwiGlu<'_, Self>, gate: &mut Vec<f32>) -> Result<(), BackendError> {
         swiglu::swiglu(&self.pool, op, gate);
         Ok(())
+    }
+
+    fn experts_row(
+        &self,
+        op: ops::ExpertsRow<'_, '_, Self>,
+        out: ops::ExpertsOut<'_, Self>,
+    ) -> Result<(), BackendError> {
+        experts_row::experts_row(self, op, out)
     }
 
     fn combine_experts(&self, op: ops::CombineExperts<'_, Self>, out: &mut Vec<f32>) -> Result<(), BackendError> {

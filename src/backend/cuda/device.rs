@@ -234,20 +234,21 @@ impl Device {
     /// Starts a kernel.
     ///
     /// # Safety
-    /// * `cells` hold the kernel's parameters in order, one each, of the right sizes.
+    /// * The kernel's parameters lie in `words` in order, the n-th from word `firsts[n]` on, with the right sizes.
     /// * Every pointer among them is memory of this device, large enough for what the kernel does with this grid.
     /// * Grid, block and shared memory are what the kernel is written for.
     pub(super) unsafe fn launch(
         &self,
         kernel: &'static str,
         (grid, block, shared): ([u32; 3], u32, u32),
-        cells: &mut [u64],
+        words: &mut [u64],
+        firsts: &[u8],
     ) -> Result<(), BackendError> {
         self.bind()?;
         let function = self.modules.function(kernel, shared);
         let mut params = [std::ptr::null_mut::<c_void>(); 24];
-        for (param, cell) in params.iter_mut().zip(cells.iter_mut()) {
-            *param = std::ptr::from_mut(cell).cast();
+        for (param, first) in params.iter_mut().zip(firsts) {
+            *param = std::ptr::from_mut(&mut words[usize::from(*first)]).cast();
         }
         {
             let mut recent = self.recent.lock();
@@ -259,7 +260,7 @@ impl Device {
         let (grid, block) = ((grid[0], grid[1], grid[2]), (block, 1, 1));
         // SAFETY: the caller's promise; parameters are copied by the call.
         let started = unsafe {
-            result::launch_kernel(function, grid, block, shared, self.raw_stream(), &mut params[..cells.len()])
+            result::launch_kernel(function, grid, block, shared, self.raw_stream(), &mut params[..firsts.len()])
         };
         self.check("a launch", started)
     }

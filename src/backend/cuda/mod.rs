@@ -247,6 +247,18 @@ impl Backend for CudaBackend {
         launch::swiglu::swiglu(&self.device, op, gate)
     }
 
+    fn experts_row(
+        &self,
+        op: ops::ExpertsRow<'_, '_, Self>,
+        out: ops::ExpertsOut<'_, Self>,
+    ) -> Result<(), BackendError> {
+        // Kernels exist where they pay: 8-bit activations on quantised experts.
+        if launch::experts_row::is_fused(self.arithmetic, &op) {
+            return launch::experts_row::experts_row(&self.device, &self.rounded, op, out);
+        }
+        crate::backend::cpu::experts_row::experts_row(self, op, out)
+    }
+
     fn combine_experts(&self, op: ops::CombineExperts<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
         launch::combine_experts::combine_experts(&self.device, op, out)
     }

@@ -144,8 +144,16 @@ impl<B: Backend> Pass<'_, B> {
         grouping.ids.resize(ctx.rows * k, 0);
         ctx.backend.download_ids(&w.router_ids, 0, &mut grouping.ids)?;
         grouping.group(ctx.config.experts, k);
+        if ctx.rows == 1 && !self.wants_expert_mid() {
+            return Ok(());
+        }
+        let w = &mut *self.work;
         ctx.backend.upload_ids(&grouping.rows, &mut w.group_rows, 0)?;
         ctx.backend.upload_ids(&grouping.places, &mut w.group_places, 0)
+    }
+
+    fn wants_expert_mid(&self) -> bool {
+        self.probe.as_ref().is_some_and(|p| p.wants_expert_mid())
     }
 
     /// Computes the experts of one lease as they land.
@@ -156,11 +164,52 @@ impl<B: Backend> Pass<'_, B> {
         mut lease: Box<dyn ExpertLease<B> + '_>,
         grouping: &Grouping,
     ) -> Result<(), ModelError> {
+        if self.ctx.rows == 1 && !self.wants_expert_mid() {
+            return self.run_row(ids, lease, grouping);
+        }
         while let Some(index) = lease.next_ready()? {
             let mats = lease.mats(index);
             self.expert(layer, ids[index], &mats, grouping)?;
         }
         Ok(())
+    }
+
+    /// As `run_wave` for a single row: nothing is gathered, and a device may take all experts that are at hand together.
+    fn run_row(
+        &mut self,
+        ids: &[ExpertIdx],
+        mut lease: Box<dyn ExpertLease<B> + '_>,
+        grouping: &Grouping,
+    ) -> Result<(), ModelError> {
+        let (ctx, w) = (self.ctx, &mut *self.work);
+        let mut ready = Vec::with_capacity(ids.len());
+        loop {
+            ready.clear();
+            lease.next_batch(&mut ready)?;
+            if ready.is_empty() {
+                return Ok(());
+            }
+            let placed = |index: &usize| {
+                let mats = lease.mats(*index);
+                let place = grouping.places[grouping.range(ids[*index]).start] as usize;
+                ops::PlacedExpert { gate: mats.gate, up: mats.up, down: mats.down, place }
+            };
+            let experts: Vec<_> = ready.iter().map(placed).collect();
+            let op = ops::ExpertsRow {
+                x: &w.x,
+                experts: &experts,
+                hidden: ctx.config.hidden,
+                width: ctx.config.expert_width,
+                limit: ctx.config.swiglu_limit,
+            };
+            let out = ops::ExpertsOut {
+                gate: &mut w.expert_gate,
+                up: &mut w.expert_up,
+                y: &mut w.expert_y,
+                outputs: &mut w.expert_out,
+            };
+            ctx.backend.experts_row(op, out)?;
+        }
     }
 
     /// Spec 3.9, step 5, for the rows of one expert.

@@ -27,49 +27,71 @@ const WIDE_OUTPUTS_MAX: usize = 2048;
 /// Rounded activations: codes, then sums, then scales.
 pub(in crate::backend::cuda) struct Rounded {
     bytes: Mutex<Option<Bytes>>,
+    /// F32 values between two products of an op.
+    mid: Mutex<Option<Bytes>>,
 }
 
 /// Where they are.
 #[derive(Clone, Copy)]
-struct Codes {
-    codes: u64,
-    scales: u64,
-    sums: u64,
+pub(super) struct Codes {
+    pub(super) codes: u64,
+    pub(super) scales: u64,
+    pub(super) sums: u64,
 }
 
 impl Rounded {
     pub(in crate::backend::cuda) fn new() -> Self {
-        Self { bytes: Mutex::new(None) }
+        Self { bytes: Mutex::new(None), mid: Mutex::new(None) }
     }
 
     /// Rounds `rows` rows of `cols` values in blocks of `block`.
-    fn fill(
+    pub(super) fn fill(
         &self,
         device: &Arc<Device>,
         x: &CudaBuf,
         (rows, cols): (usize, usize),
         block: usize,
     ) -> Result<Codes, BackendError> {
-        let values = rows * cols;
-        let padded = values.next_multiple_of(256);
+        assert!(x.len >= rows * cols, "{rows} rows of {cols} activations in a buffer of {}", x.len);
+        self.fill_at(device, x.bytes.at, (rows, cols), block)
+    }
+
+    /// As [`Self::fill`], of `rows * cols` values at `x`.
+    pub(super) fn fill_at(
+        &self,
+        device: &Arc<Device>,
+        x: u64,
+        (rows, cols): (usize, usize),
+        block: usize,
+    ) -> Result<Codes, BackendError> {
+        let padded = (rows * cols).next_multiple_of(256);
         // At most a scale for each 32 values.
         let needed = padded + padded / 16 * 2 + padded / 32 * 4;
-        let mut bytes = self.bytes.lock();
-        if bytes.as_ref().is_none_or(|b| b.len < needed) {
-            // The old one goes first: both at once might not fit.
-            *bytes = None;
-            *bytes = Some(Bytes::new(device, "rounded activations", needed)?);
-        }
-        let codes = bytes.as_ref().expect("taken above").at;
+        let codes = grown(&mut self.bytes.lock(), device, needed)?;
         let at = Codes { codes, sums: codes + padded as u64, scales: codes + (padded + padded / 16 * 2) as u64 };
         let kernel = if block == 32 { "quantise_32" } else { "quantise_256" };
         // Four warps a block, 256 values each.
         let launch = Launch::new(device, kernel, [cols.div_ceil(4 * 256), rows, 1], 128);
-        let launch = launch.buf(x, values).pointer(at.codes).pointer(at.scales).pointer(at.sums).int(cols);
+        let launch = launch.pointer(x).pointer(at.codes).pointer(at.scales).pointer(at.sums).int(cols);
         // SAFETY: the parameters of the quantise kernels, with room for `rows * cols` codes.
         unsafe { launch.start()? };
         Ok(at)
     }
+
+    /// Room for `values` values between two products.
+    pub(super) fn mid(&self, device: &Arc<Device>, values: usize) -> Result<u64, BackendError> {
+        grown(&mut self.mid.lock(), device, 4 * values)
+    }
+}
+
+/// Memory of at least `needed` bytes.
+fn grown(bytes: &mut Option<Bytes>, device: &Arc<Device>, needed: usize) -> Result<u64, BackendError> {
+    if bytes.as_ref().is_none_or(|b| b.len < needed) {
+        // The old one goes first: both at once might not fit.
+        *bytes = None;
+        *bytes = Some(Bytes::new(device, "rounded activations", needed)?);
+    }
+    Ok(bytes.as_ref().expect("taken above").at)
 }
 
 /// Kernel over codes for weights of `ty`, for one row or several.

@@ -7,6 +7,7 @@ pub(super) mod candidate_blocks;
 pub(super) mod combine_experts;
 pub(super) mod embed;
 pub(super) mod engram_gate;
+pub(super) mod experts_row;
 pub(super) mod hc_coefficients;
 pub(super) mod hc_collapse;
 pub(super) mod hc_expand;
@@ -36,6 +37,8 @@ pub(super) const STREAMS_MAX: usize = 8;
 
 /// Most parameters of a kernel.
 const PARAMS_MAX: usize = 20;
+/// Most words of all parameters together.
+const WORDS_MAX: usize = 64;
 
 /// A kernel with its grid and the parameters given so far.
 pub(super) struct Launch<'d> {
@@ -44,7 +47,10 @@ pub(super) struct Launch<'d> {
     grid: [u32; 3],
     block: u32,
     shared: u32,
-    cells: [u64; PARAMS_MAX],
+    words: [u64; WORDS_MAX],
+    used: usize,
+    /// First word of each parameter.
+    firsts: [u8; PARAMS_MAX],
     count: usize,
 }
 
@@ -53,7 +59,17 @@ impl<'d> Launch<'d> {
     pub(super) fn new(device: &'d Device, kernel: &'static str, grid: [usize; 3], block: usize) -> Self {
         let grid = grid.map(|n| u32::try_from(n).expect("grids are below 2^32 blocks"));
         assert!(grid[1] <= 65_535, "{kernel}: {} rows are more than a launch takes", grid[1]);
-        Self { device, kernel, grid, block: block as u32, shared: 0, cells: [0; PARAMS_MAX], count: 0 }
+        Self {
+            device,
+            kernel,
+            grid,
+            block: block as u32,
+            shared: 0,
+            words: [0; WORDS_MAX],
+            used: 0,
+            firsts: [0; PARAMS_MAX],
+            count: 0,
+        }
     }
 
     /// Bytes of dynamic shared memory.
@@ -62,8 +78,15 @@ impl<'d> Launch<'d> {
         self
     }
 
-    fn cell(mut self, value: u64) -> Self {
-        self.cells[self.count] = value;
+    fn cell(self, value: u64) -> Self {
+        self.block(&[value])
+    }
+
+    /// A struct of whole words.
+    pub(super) fn block(mut self, words: &[u64]) -> Self {
+        self.firsts[self.count] = self.used as u8;
+        self.words[self.used..][..words.len()].copy_from_slice(words);
+        self.used += words.len();
         self.count += 1;
         self
     }
@@ -111,7 +134,7 @@ impl<'d> Launch<'d> {
         }
         let (grid, block, shared) = (self.grid, self.block, self.shared);
         // SAFETY: the caller's promise.
-        unsafe { self.device.launch(self.kernel, (grid, block, shared), &mut self.cells[..self.count]) }
+        unsafe { self.device.launch(self.kernel, (grid, block, shared), &mut self.words, &self.firsts[..self.count]) }
     }
 }
 

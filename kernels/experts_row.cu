@@ -1,0 +1,69 @@
+// Some experts on one row: gate, up and SwiGLU of all of them in one launch, their second products in another.
+// Never sums experts: each output has its place. Surprising fact: gate and up rows sit in neighbouring groups of eight threads of one
+// warp, so the SwiGLU needs a shuffle and no memory.
+#include "dots.cuh"
+
+constexpr int EXPERTS_MAX = 16;
+
+// Matrices of the experts, planar.
+struct Matrices {
+    const u8 *at[EXPERTS_MAX];
+};
+
+__device__ __forceinline__ float clamped(float value, float limit) {
+    value = value < -limit ? -limit : value;
+    return value > limit ? limit : value;
+}
+
+// mid: [experts, width]. Grid (width / 8, experts).
+template <int T>
+__device__ void gate_up(const Matrices &gates, const Matrices &ups, Acts acts, float *mid, int width, int hidden, float limit) {
+    __shared__ u64 grid[T == IQ2_XXS ? 256 : 1];
+    load_grid<T>(grid);
+    int t = threadIdx.x % 8, group = threadIdx.x / 8, o = blockIdx.x * (DOT_THREADS / 16) + group / 2, e = blockIdx.y;
+    const u8 *first = gates.at[e], *second = ups.at[e], *w = group % 2 ? second : first;
+    size_t act = 0;
+    float sum;
+    dot_row<T, 1>(w, width, hidden, min(o, width - 1), grid, acts, &act, t, &sum);
+    float up = __shfl_down_sync(FULL, sum, 8);
+    if (threadIdx.x % 16 != 0 || o >= width) return;
+    float x = fminf(sum, limit);
+    mid[(size_t)e * width + o] = x * sigmoid(x) * clamped(up, limit);
+}
+
+// Places of the experts among the outputs.
+struct Places {
+    int at[EXPERTS_MAX];
+};
+
+// Activations: [experts, width]; outputs: [places, hidden]. Grid (hidden / 16, experts).
+template <int T> __device__ void down(const Matrices &downs, const Places &places, Acts acts, float *outputs, int width, int hidden) {
+    __shared__ u64 grid[T == IQ2_XXS ? 256 : 1];
+    load_grid<T>(grid);
+    int t = threadIdx.x % 8, o = blockIdx.x * (DOT_THREADS / 8) + threadIdx.x / 8, e = blockIdx.y;
+    size_t act = e;
+    float sum;
+    dot_row<T, 1>(downs.at[e], hidden, width, min(o, hidden - 1), grid, acts, &act, t, &sum);
+    if (t == 0 && o < hidden) outputs[(size_t)places.at[e] * hidden + o] = sum;
+}
+
+#define EXPERTS(name, type) \
+    extern "C" __global__ void __launch_bounds__(DOT_THREADS) experts_gate_up_##name( \
+        const __grid_constant__ Matrices gates, const __grid_constant__ Matrices ups, const i8 *codes, const float *scales, \
+        const i16 *sums, float *mid, int width, int hidden, float limit \
+    ) { \
+        gate_up<type>(gates, ups, Acts{codes, scales, sums}, mid, width, hidden, limit); \
+    } \
+    extern "C" __global__ void __launch_bounds__(DOT_THREADS) experts_down_##name( \
+        const __grid_constant__ Matrices downs, const __grid_constant__ Places places, const i8 *codes, const float *scales, \
+        const i16 *sums, float *outputs, int width, int hidden \
+    ) { \
+        down<type>(downs, places, Acts{codes, scales, sums}, outputs, width, hidden); \
+    }
+EXPERTS(q8_0, Q8_0)
+EXPERTS(q2_k, Q2_K)
+EXPERTS(q3_k, Q3_K)
+EXPERTS(q4_k, Q4_K)
+EXPERTS(q6_k, Q6_K)
+EXPERTS(iq2_xxs, IQ2_XXS)
+EXPERTS(mxfp4, MXFP4)

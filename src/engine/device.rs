@@ -1,0 +1,121 @@
+//! Where an engine computes: the choice of a backend, and a model on it behind one face.
+//! Never computes. Surprising fact: a GPU is opened before the model file, so that a refusal costs nothing and the plan can say where
+//! the model will run.
+
+use std::sync::Arc;
+
+use crate::backend::Backend;
+#[cfg(feature = "cuda")]
+use crate::backend::cuda;
+use crate::engine::EngineError;
+use crate::engine::options::{DeviceChoice, EngineOptions};
+use crate::engine::stats::GpuStats;
+use crate::models::supply::{ExpertSupply, RowSupply};
+use crate::models::{Model, ModelRunner, RunnerOptions};
+
+/// The device that was chosen, and why.
+#[derive(Clone)]
+pub enum Chosen {
+    /// The processor; `why` if something else might have been expected.
+    Cpu { why: Option<String> },
+    /// A GPU.
+    #[cfg(feature = "cuda")]
+    Cuda(Arc<cuda::Device>),
+}
+
+impl Chosen {
+    /// The GPU in words; `None` on the processor.
+    pub fn gpu(&self) -> Option<String> {
+        match self {
+            Self::Cpu { .. } => None,
+            #[cfg(feature = "cuda")]
+            Self::Cuda(device) => {
+                let p = device.properties();
+                let (major, minor) = p.capability;
+                Some(format!("{}, compute capability {major}.{minor}, kernels {}", p.name, device.kernels_from()))
+            }
+        }
+    }
+
+    /// Why the processor computes, if that is not what was asked for.
+    pub fn why(&self) -> Option<&str> {
+        match self {
+            Self::Cpu { why } => why.as_deref(),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => None,
+        }
+    }
+}
+
+/// The device for `options`.
+///
+/// # Errors
+/// A GPU that was asked for and cannot be used; GPU memory for a run without one.
+pub(super) fn choose(options: &EngineOptions) -> Result<Chosen, EngineError> {
+    let chosen = match options.device {
+        DeviceChoice::Cpu => Chosen::Cpu { why: None },
+        DeviceChoice::Auto => open_gpu().unwrap_or_else(|error| Chosen::Cpu { why: Some(error.to_string()) }),
+        DeviceChoice::Cuda => open_gpu()?,
+    };
+    match (&chosen, options.gpu_budget) {
+        (Chosen::Cpu { why }, Some(_)) => {
+            let why = why.clone().unwrap_or_else(|| "the processor was asked for".to_owned());
+            Err(EngineError::NoGpuForCache { why })
+        }
+        _ => Ok(chosen),
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn open_gpu() -> Result<Chosen, EngineError> {
+    let device = cuda::Device::open(0, false).map_err(|e| EngineError::NoGpu { reason: e.to_string() })?;
+    Ok(Chosen::Cuda(Arc::new(device)))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn open_gpu() -> Result<Chosen, EngineError> {
+    Err(EngineError::NoGpu { reason: "this program was built without CUDA".to_owned() })
+}
+
+/// A model on a device.
+pub(super) trait Placed: Send + Sync {
+    /// Name of the backend.
+    fn name(&self) -> &'static str;
+    /// A sequence of its own.
+    fn runner(
+        &self,
+        options: RunnerOptions,
+        rows: Option<Arc<dyn RowSupply>>,
+    ) -> Result<Box<dyn ModelRunner>, EngineError>;
+    /// What the GPU did.
+    fn gpu_stats(&self) -> Option<GpuStats>;
+}
+
+/// Reads the counters of a GPU.
+pub(super) type ReadGpu = Box<dyn Fn() -> GpuStats + Send + Sync>;
+
+/// A model with backend `B`.
+pub(super) struct On<B: Backend> {
+    pub backend: Arc<B>,
+    pub model: Arc<dyn Model<B>>,
+    pub experts: Arc<dyn ExpertSupply<B>>,
+    pub read_gpu: Option<ReadGpu>,
+}
+
+impl<B: Backend> Placed for On<B> {
+    fn name(&self) -> &'static str {
+        self.backend.name()
+    }
+
+    fn runner(
+        &self,
+        options: RunnerOptions,
+        rows: Option<Arc<dyn RowSupply>>,
+    ) -> Result<Box<dyn ModelRunner>, EngineError> {
+        Ok(Arc::clone(&self.model).runner(options, Arc::clone(&self.experts), rows)?)
+    }
+
+    fn gpu_stats(&self) -> Option<GpuStats> {
+        self.read_gpu.as_ref().map(|read| read())
+    }
+}

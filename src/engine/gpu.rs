@@ -1,0 +1,119 @@
+//! Puts a model on a GPU: what of its memory goes where, and the refusals with numbers.
+//! Never falls back: a GPU that is too small is an error. Surprising fact: slots take what weights and work memory leave, and never more
+//! than there are experts.
+
+use std::sync::Arc;
+
+use crate::backend::cpu::CpuBackend;
+use crate::backend::cuda::{self, CudaBackend};
+use crate::engine::EngineError;
+use crate::engine::device::{On, ReadGpu};
+use crate::engine::gpu_experts::{GpuExperts, slot_bytes};
+use crate::engine::metadata::FileMetadata;
+use crate::engine::options::EngineOptions;
+use crate::engine::prepare::Prepared;
+use crate::engine::routes::Routes;
+use crate::engine::stats::GpuStats;
+use crate::engine::weights::FileWeights;
+use crate::models::supply::ExpertSupply;
+use crate::models::{self, Model};
+use crate::units::{Budget, Bytes};
+
+/// Memory that stays unplanned: modules, the upload buffer, rounded activations, and what else the driver takes.
+const MARGIN: u64 = 512 << 20;
+
+/// Loads resident weights, after a look whether they fit.
+///
+/// # Errors
+/// A GPU that is too small, and failures of the device.
+pub(super) fn load(
+    device: &Arc<cuda::Device>,
+    options: &EngineOptions,
+    prepared: &Prepared,
+    source: &FileWeights<'_>,
+) -> Result<(Arc<CudaBackend>, Arc<dyn Model<CudaBackend>>), EngineError> {
+    let (free, total) = device.memory()?;
+    let needed = prepared.layout.resident_bytes.0 + work_bytes(prepared) + MARGIN;
+    if needed > free {
+        return Err(EngineError::GpuTooSmall { needed: Bytes(needed), free: Bytes(free), total: Bytes(total) });
+    }
+    let backend = Arc::new(CudaBackend::new(Arc::clone(device), options.arithmetic));
+    let model = models::load(&FileMetadata(prepared.file.metadata()), Arc::clone(&backend), source)
+        .map_err(|e| EngineError::from(e).inside(prepared.file.path()))?;
+    // Host memory of the weights may be given back once they are on the device.
+    device.wait()?;
+    Ok((backend, model))
+}
+
+/// The model with its tier of expert slots over `inner`.
+///
+/// # Errors
+/// Too few slots for one token, or a budget beyond what is free.
+pub(super) fn place(
+    (backend, model): (Arc<CudaBackend>, Arc<dyn Model<CudaBackend>>),
+    inner: Arc<dyn ExpertSupply<CpuBackend>>,
+    options: &EngineOptions,
+    prepared: &Prepared,
+    routes: Routes,
+) -> Result<On<CudaBackend>, EngineError> {
+    let layers = prepared.layout.experts.clone();
+    let slots = slots(&backend, options, prepared, slot_bytes(&layers) as u64)?;
+    let experts = Arc::new(GpuExperts::new(Arc::clone(&backend), inner, layers, slots, routes)?);
+    let read_gpu: ReadGpu = {
+        let (backend, experts) = (Arc::clone(&backend), Arc::clone(&experts));
+        Box::new(move || read(&backend, &experts))
+    };
+    Ok(On { backend, model, experts, read_gpu: Some(read_gpu) })
+}
+
+fn work_bytes(prepared: &Prepared) -> u64 {
+    let bytes = prepared.config.runner_bytes(&prepared.runner);
+    bytes.kv.saturating_add(bytes.scratch)
+}
+
+fn slots(
+    backend: &CudaBackend,
+    options: &EngineOptions,
+    prepared: &Prepared,
+    slot_bytes: u64,
+) -> Result<usize, EngineError> {
+    let (free, _) = backend.device().memory()?;
+    let room = free.saturating_sub(work_bytes(prepared) + MARGIN);
+    let fit = room / slot_bytes.max(1);
+    let (_, _, top_k) = prepared.config.expert_shape();
+    let experts: u64 = prepared.layout.experts.iter().map(|l| u64::from(l.experts)).sum();
+    let wanted = match options.gpu_budget {
+        None => fit.min(experts),
+        Some(Budget::Slots(slots)) => slots,
+        Some(Budget::Bytes(bytes)) => bytes.0 / slot_bytes.max(1),
+    };
+    if wanted < top_k as u64 || wanted > fit {
+        return Err(EngineError::GpuCache {
+            wanted,
+            bytes: Bytes(wanted * slot_bytes),
+            least: top_k as u64,
+            most: fit,
+            room: Bytes(room),
+        });
+    }
+    // More slots than experts would only stay empty.
+    Ok(wanted.min(experts) as usize)
+}
+
+fn read(backend: &CudaBackend, experts: &GpuExperts) -> GpuStats {
+    let (counts, device) = (experts.counts(), backend.device().counters());
+    let (slots, bytes) = experts.size();
+    GpuStats {
+        name: backend.device().properties().name.clone(),
+        kernels: backend.device().kernels_from(),
+        cache_slots: slots as u64,
+        cache_bytes: bytes as u64,
+        expert_hits: counts.hits,
+        expert_misses: counts.misses,
+        evictions: counts.evictions,
+        launches: device.launches,
+        waits: device.waits,
+        upload_bytes: device.upload_bytes,
+        download_bytes: device.download_bytes,
+    }
+}

@@ -1,0 +1,340 @@
+//! Routed experts in GPU memory over a supply in host memory: the upper tier of the cache. Owns the slots and who is in them.
+//! Never reads a file. Surprising fact: one stream orders everything, so a slot may be overwritten by an upload while kernels that read
+//! its old contents are still queued before it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use lru::LruCache;
+use parking_lot::Mutex;
+
+use crate::backend::BackendError;
+use crate::backend::cpu::CpuBackend;
+use crate::backend::cpu::matmul::MatView;
+use crate::backend::cuda::{CudaBackend, CudaSlab, CudaView, MatShape, SLAB_ALIGN};
+use crate::engine::routes::Routes;
+use crate::models::supply::{ExpertLease, ExpertMats, ExpertSupply, Phase, SupplyError};
+use crate::storage::layout::{ExpertTensor, LayerExperts};
+use crate::units::{ExpertIdx, ExpertKey, LayerIdx};
+
+/// What the tier has done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct TierCounts {
+    /// Requested experts that were in GPU memory.
+    pub hits: u64,
+    pub misses: u64,
+    pub evictions: u64,
+}
+
+/// Who is where. A slot is in `by_key`, in `free`, or held by a lease that fills it.
+struct Table {
+    by_key: LruCache<ExpertKey, usize>,
+    /// Leases that hold each slot.
+    pins: Vec<u32>,
+    free: Vec<usize>,
+    counts: TierCounts,
+}
+
+impl Table {
+    fn new(slots: usize) -> Self {
+        let free = (0..slots).rev().collect();
+        Self { by_key: LruCache::unbounded(), pins: vec![0; slots], free, counts: TierCounts::default() }
+    }
+
+    /// The slot of `key`, pinned, if it is there.
+    fn find(&mut self, key: ExpertKey) -> Option<usize> {
+        let slot = *self.by_key.get(&key)?;
+        self.pins[slot] += 1;
+        Some(slot)
+    }
+
+    /// A slot to fill, pinned: a free one, else that of the expert unused for longest.
+    fn take(&mut self) -> Option<usize> {
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => {
+                let pins = &self.pins;
+                let (key, slot) = self.by_key.iter().rev().find(|(_, slot)| pins[**slot] == 0)?;
+                let (key, slot) = (*key, *slot);
+                self.by_key.pop(&key);
+                self.counts.evictions += 1;
+                slot
+            }
+        };
+        self.pins[slot] = 1;
+        Some(slot)
+    }
+
+    /// `slot` now holds `key`. Returns the slot to use: another lease may have brought the same expert meanwhile.
+    fn fill(&mut self, key: ExpertKey, slot: usize) -> usize {
+        match self.find(key) {
+            Some(other) => {
+                self.pins[slot] = 0;
+                self.free.push(slot);
+                other
+            }
+            None => {
+                self.by_key.put(key, slot);
+                slot
+            }
+        }
+    }
+
+    /// Ends a hold; a slot that was never filled becomes free.
+    fn release(&mut self, slot: usize, is_filled: bool) {
+        self.pins[slot] -= 1;
+        if !is_filled {
+            self.free.push(slot);
+        }
+    }
+}
+
+/// Experts in slots of GPU memory, fetched from `inner`.
+pub(super) struct GpuExperts {
+    backend: Arc<CudaBackend>,
+    inner: Arc<dyn ExpertSupply<CpuBackend>>,
+    layers: Vec<LayerExperts>,
+    slab: CudaSlab,
+    slot_bytes: usize,
+    slots: usize,
+    table: Mutex<Table>,
+    routes: Routes,
+    /// Leases alive, for the trace.
+    leases: AtomicUsize,
+}
+
+fn failed(error: impl std::error::Error + Send + Sync + 'static) -> SupplyError {
+    SupplyError(Box::new(error))
+}
+
+/// Requests beyond what `lease_max` promised: a bug of the model, told as an error since a session must survive it.
+#[derive(Debug, thiserror::Error)]
+#[error("all {slots} expert slots of the GPU are held; use a larger --gpu-cache")]
+struct NoSlot {
+    slots: usize,
+}
+
+fn parts(layer: &LayerExperts) -> [&ExpertTensor; 3] {
+    [&layer.gate, &layer.up, &layer.down]
+}
+
+fn shape(tensor: &ExpertTensor) -> MatShape {
+    MatShape { ty: tensor.ty, rows: tensor.rows, cols: tensor.cols }
+}
+
+fn room(tensor: &ExpertTensor) -> usize {
+    (tensor.slice_bytes as usize).next_multiple_of(SLAB_ALIGN)
+}
+
+/// Bytes of a slot that holds an expert of any of `layers`.
+pub(super) fn slot_bytes(layers: &[LayerExperts]) -> usize {
+    layers.iter().map(|layer| parts(layer).into_iter().map(room).sum()).max().unwrap_or(0)
+}
+
+impl GpuExperts {
+    /// `slots` slots over `inner`. All requests are told to `routes`, also those that never reach `inner`.
+    ///
+    /// # Errors
+    /// When the device has not the memory.
+    pub(super) fn new(
+        backend: Arc<CudaBackend>,
+        inner: Arc<dyn ExpertSupply<CpuBackend>>,
+        layers: Vec<LayerExperts>,
+        slots: usize,
+        routes: Routes,
+    ) -> Result<Self, BackendError> {
+        let slot_bytes = slot_bytes(&layers);
+        let slab = backend.slab("the expert cache", slots * slot_bytes)?;
+        let table = Mutex::new(Table::new(slots));
+        Ok(Self { backend, inner, layers, slab, slot_bytes, slots, table, routes, leases: AtomicUsize::new(0) })
+    }
+
+    /// Slots and bytes of the tier.
+    pub(super) fn size(&self) -> (usize, usize) {
+        (self.slots, self.slab.len())
+    }
+
+    pub(super) fn counts(&self) -> TierCounts {
+        self.table.lock().counts
+    }
+
+    /// The matrices of an expert of `layer` in `slot`.
+    fn views(&self, layer: &LayerExperts, slot: usize) -> [CudaView<'_>; 3] {
+        let mut at = slot * self.slot_bytes;
+        parts(layer).map(|tensor| {
+            let view = self.backend.stored(&self.slab, at, shape(tensor));
+            at += room(tensor);
+            view
+        })
+    }
+
+    /// Queues the upload of an expert of `layer` into `slot`.
+    fn upload(&self, layer: &LayerExperts, slot: usize, mats: [MatView<'_>; 3]) -> Result<(), BackendError> {
+        let mut at = slot * self.slot_bytes;
+        for (tensor, mat) in parts(layer).into_iter().zip(mats) {
+            self.backend.store(&self.slab, at, shape(tensor), mat.bytes)?;
+            at += room(tensor);
+        }
+        Ok(())
+    }
+}
+
+/// Requested experts: those found come first, the others as the lower tier delivers them.
+struct GpuLease<'a> {
+    owner: &'a GpuExperts,
+    layer: &'a LayerExperts,
+    ids: Vec<ExpertIdx>,
+    /// Slot of each position, and whether it holds the expert.
+    slots: Vec<(usize, bool)>,
+    found: VecDeque<usize>,
+    /// The hold on the lower tier, until all of it was uploaded; positions of its experts.
+    below: Option<Box<dyn ExpertLease<CpuBackend> + 'a>>,
+    missing: Vec<usize>,
+}
+
+impl ExpertSupply<CudaBackend> for GpuExperts {
+    fn lease_max(&self) -> usize {
+        self.slots.min(self.inner.lease_max())
+    }
+
+    fn request(
+        &self,
+        layer: LayerIdx,
+        ids: &[ExpertIdx],
+        phase: Phase,
+    ) -> Result<Box<dyn ExpertLease<CudaBackend> + '_>, SupplyError> {
+        self.routes.request(phase, layer, ids, self.leases.load(Ordering::Relaxed));
+        let at = self.layers.partition_point(|l| l.layer < layer);
+        // The lower tier words the error about a layer without experts.
+        let found_layer = match self.layers.get(at).filter(|l| l.layer == layer) {
+            Some(found) => found,
+            None => return Err(self.inner.request(layer, ids, phase).err().unwrap_or(failed(NoSlot { slots: 0 }))),
+        };
+        self.leases.fetch_add(1, Ordering::Relaxed);
+        let mut lease = GpuLease {
+            owner: self,
+            layer: found_layer,
+            ids: ids.to_vec(),
+            slots: Vec::with_capacity(ids.len()),
+            found: VecDeque::with_capacity(ids.len()),
+            below: None,
+            missing: Vec::new(),
+        };
+        {
+            let mut table = self.table.lock();
+            // Those that are there are pinned before any slot is taken from them.
+            let known: Vec<Option<usize>> = ids.iter().map(|id| table.find(ExpertKey::new(layer.0, id.0))).collect();
+            let mut enough = true;
+            for (position, slot) in known.into_iter().enumerate() {
+                match slot {
+                    Some(slot) => {
+                        lease.slots.push((slot, true));
+                        lease.found.push_back(position);
+                    }
+                    None => match table.take() {
+                        Some(slot) => {
+                            lease.slots.push((slot, false));
+                            lease.missing.push(position);
+                        }
+                        // Pinned ones that follow are given back with the rest of the lease.
+                        None => {
+                            lease.slots.push((usize::MAX, true));
+                            enough = false;
+                        }
+                    },
+                }
+            }
+            table.counts.hits += lease.found.len() as u64;
+            table.counts.misses += lease.missing.len() as u64;
+            if !enough {
+                drop(table);
+                return Err(failed(NoSlot { slots: self.slots }));
+            }
+        }
+        if !lease.missing.is_empty() {
+            let wanted: Vec<ExpertIdx> = lease.missing.iter().map(|position| ids[*position]).collect();
+            lease.below = Some(self.inner.request(layer, &wanted, phase)?);
+        }
+        Ok(Box::new(lease))
+    }
+}
+
+impl ExpertLease<CudaBackend> for GpuLease<'_> {
+    fn next_ready(&mut self) -> Result<Option<usize>, SupplyError> {
+        if let Some(position) = self.found.pop_front() {
+            return Ok(Some(position));
+        }
+        let Some(below) = &mut self.below else { return Ok(None) };
+        let Some(index) = below.next_ready()? else {
+            self.below = None;
+            return Ok(None);
+        };
+        let (position, mats) = (self.missing[index], below.mats(index));
+        let slot = self.slots[position].0;
+        self.owner.upload(self.layer, slot, [mats.gate, mats.up, mats.down]).map_err(failed)?;
+        let key = ExpertKey::new(self.layer.layer.0, self.ids[position].0);
+        self.slots[position] = (self.owner.table.lock().fill(key, slot), true);
+        Ok(Some(position))
+    }
+
+    fn next_batch(&mut self, ready: &mut Vec<usize>) -> Result<(), SupplyError> {
+        if self.found.is_empty() {
+            ready.extend(self.next_ready()?);
+        }
+        ready.extend(self.found.drain(..));
+        Ok(())
+    }
+
+    fn mats(&self, index: usize) -> ExpertMats<'_, CudaBackend> {
+        let [gate, up, down] = self.owner.views(self.layer, self.slots[index].0);
+        ExpertMats { gate, up, down }
+    }
+}
+
+impl Drop for GpuLease<'_> {
+    fn drop(&mut self) {
+        let mut table = self.owner.table.lock();
+        for (slot, is_filled) in self.slots.drain(..).filter(|(slot, _)| *slot != usize::MAX) {
+            table.release(slot, is_filled);
+        }
+        self.owner.leases.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(expert: u16) -> ExpertKey {
+        ExpertKey::new(0, expert)
+    }
+
+    #[test]
+    fn the_longest_unused_leaves_and_held_ones_stay() {
+        let mut table = Table::new(2);
+        for expert in [1, 2] {
+            let slot = table.take().unwrap();
+            assert_eq!(table.fill(key(expert), slot), slot);
+        }
+        assert_eq!(table.take(), None, "both are held");
+        let one = table.find(key(1)).unwrap();
+        // Two holds on expert 1, one on expert 2.
+        table.release(one, true);
+        table.release(1, true);
+        assert_eq!(table.take(), Some(1), "expert 2 is not held");
+        assert_eq!(table.find(key(2)), None);
+        assert_eq!(table.counts.evictions, 1);
+    }
+
+    #[test]
+    fn slots_that_were_not_filled_or_came_twice_are_free_again() {
+        let mut table = Table::new(2);
+        let (a, b) = (table.take().unwrap(), table.take().unwrap());
+        table.release(a, false);
+        assert_eq!(table.take(), Some(a));
+        assert_eq!(table.fill(key(5), b), b);
+        assert_eq!(table.fill(key(5), a), b, "the second copy is dropped");
+        assert_eq!((table.pins[b], table.free.len()), (2, 1));
+    }
+}
