@@ -23,7 +23,7 @@ __device__ __forceinline__ float half_value(u16 bits) {
 
 __device__ __forceinline__ float bf16_value(u16 bits) { return __uint_as_float((u32)bits << 16); }
 
-// Rounded once from F64, as good C libraries do for F32.
+// Rounded once from F64, as on the CPU.
 __device__ __forceinline__ float exp_of(float x) { return (float)exp((double)x); }
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + exp_of(-x)); }

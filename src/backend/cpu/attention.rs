@@ -60,9 +60,9 @@ fn attend(
     weights.clear();
     weights.extend((0..keys.len()).map(|i| lanes::dot(q, row(i)) * op.scale));
     let max = weights.iter().copied().fold(sink, f32::max);
-    let mut sum = (sink - max).exp();
+    let mut sum = lanes::exp(sink - max);
     for weight in weights.iter_mut() {
-        *weight = (*weight - max).exp();
+        *weight = lanes::exp(*weight - max);
         sum += *weight;
     }
     out.fill(0.0);

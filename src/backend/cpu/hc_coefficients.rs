@@ -35,7 +35,7 @@ pub fn hc_coefficients(pool: &Pool, op: HcCoefficients<'_, CpuBackend>, out: HcO
 fn sinkhorn(c: &mut [f32], n: usize, eps: f32, iterations: usize) {
     for row in c.chunks_exact_mut(n) {
         let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        row.iter_mut().for_each(|v| *v = (*v - max).exp());
+        row.iter_mut().for_each(|v| *v = lanes::exp(*v - max));
         let sum: f32 = row.iter().sum();
         row.iter_mut().for_each(|v| *v = *v / sum + eps);
     }

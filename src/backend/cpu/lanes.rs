@@ -55,9 +55,14 @@ pub fn rms_factor(x: &[f32], eps: f32) -> f32 {
     1.0 / (dot(x, x) / x.len() as f32 + eps).sqrt()
 }
 
+/// `e^x`, taken in F64 and rounded once: the same bits from every C library and every device, which `f32::exp` does not promise.
+pub fn exp(x: f32) -> f32 {
+    f64::from(x).exp() as f32
+}
+
 /// Logistic function.
 pub fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + (-x).exp())
+    1.0 / (1.0 + exp(-x))
 }
 
 #[cfg(test)]

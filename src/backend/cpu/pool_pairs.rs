@@ -2,7 +2,7 @@
 //! Never overlaps pairs. Surprising fact: the pair that a chunk border cuts is carried as two F32 rows, so an odd
 //! border changes no bit.
 
-use super::CpuBackend;
+use super::{CpuBackend, lanes};
 use crate::backend::ops::{PairsOut, PoolPairs};
 
 pub fn pool_pairs(op: PoolPairs<'_, CpuBackend>, out: PairsOut<'_, CpuBackend>) -> usize {
@@ -24,7 +24,7 @@ pub fn pool_pairs(op: PoolPairs<'_, CpuBackend>, out: PairsOut<'_, CpuBackend>) 
         let pooled = &mut out.pooled[pairs * width..][..width];
         for (i, pooled) in pooled.iter_mut().enumerate() {
             let max = first.1[i].max(second.1[i]);
-            let (a, b) = ((first.1[i] - max).exp(), (second.1[i] - max).exp());
+            let (a, b) = (lanes::exp(first.1[i] - max), lanes::exp(second.1[i] - max));
             *pooled = (a * first.0[i] + b * second.0[i]) / (a + b);
         }
         pairs += 1;

@@ -2,7 +2,7 @@
 //! Never lets the bias into the weights. Surprising fact: experts come out by falling biased score, and that order is the
 //! order in which their outputs are added.
 
-use super::{CpuBackend, parts::parts2, pool::Pool, ranking};
+use super::{CpuBackend, lanes, parts::parts2, pool::Pool, ranking};
 use crate::backend::ops::Route;
 
 pub fn route(pool: &Pool, op: Route<'_, CpuBackend>, ids: &mut [i32], weights: &mut [f32]) {
@@ -22,7 +22,7 @@ pub fn route(pool: &Pool, op: Route<'_, CpuBackend>, ids: &mut [i32], weights: &
 
 /// `sqrt(softplus(logit))`, stable for large magnitudes.
 fn score(logit: f32) -> f32 {
-    (logit.max(0.0) + (-logit.abs()).exp().ln_1p()).sqrt()
+    (logit.max(0.0) + f64::from(lanes::exp(-logit.abs())).ln_1p() as f32).sqrt()
 }
 
 #[cfg(test)]
