@@ -54,7 +54,11 @@ impl Chosen {
 pub(super) fn choose(options: &EngineOptions) -> Result<Chosen, EngineError> {
     let chosen = match options.device {
         DeviceChoice::Cpu => Chosen::Cpu { why: None },
-        DeviceChoice::Auto => open_gpu().unwrap_or_else(|error| Chosen::Cpu { why: Some(error.to_string()) }),
+        DeviceChoice::Auto => match open_gpu() {
+            Ok(gpu) => gpu,
+            Err(EngineError::NoGpu { reason }) => Chosen::Cpu { why: Some(format!("no GPU: {reason}")) },
+            Err(other) => return Err(other),
+        },
         DeviceChoice::Cuda => open_gpu()?,
     };
     match (&chosen, options.gpu_budget) {

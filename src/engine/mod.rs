@@ -3,6 +3,8 @@
 
 mod checked_runner;
 pub mod device;
+pub mod doctor;
+pub mod forecast;
 #[cfg(feature = "cuda")]
 mod gpu;
 #[cfg(feature = "cuda")]
@@ -23,6 +25,7 @@ use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use cache_policy::plan::{Plan, PlanError};
 use cache_policy::{ClassShape, TraceHeader, TraceLayer, UnknownPolicy};
@@ -48,6 +51,7 @@ use crate::text::tokenizer::{Tokenizer, TokenizerError};
 use crate::units::{Bytes, ExpertKey};
 use checked_runner::CheckedRunner;
 use device::{Chosen, On, Placed};
+use forecast::Forecast;
 use metadata::FileMetadata;
 use options::EngineOptions;
 use passes::Passes;
@@ -150,6 +154,7 @@ pub struct Engine {
     passes: Arc<Passes>,
     /// Experts and bytes that a preload has read.
     preloaded: (u64, Bytes),
+    forecast: Forecast,
 }
 
 impl Engine {
@@ -168,6 +173,7 @@ impl Engine {
         let loaded = load_weights(&prepared, options.is_streaming, threads, progress)?;
         let source = FileWeights::new(&prepared.file, Arc::clone(&loaded));
         let seat = Seat::take(options, &prepared, threads, &source)?;
+        let forecast = Forecast::of(&prepared).with_memory(seat.memory_gb_per_s(loaded.all()));
         let layers = prepared.layout.experts.clone();
         let (mut preloaded, mut routes) = ((0, Bytes(0)), Routes::without_verdict());
         // A GPU's own tier hears of every request and tells; the cache below it sees only some.
@@ -186,7 +192,7 @@ impl Engine {
             (Arc::new(resident), None)
         };
         let placed = seat.place(experts, options, &prepared, &routes)?;
-        Ok(Self { prepared, placed, cache, routes, passes: Arc::default(), preloaded })
+        Ok(Self { prepared, placed, cache, routes, passes: Arc::default(), preloaded, forecast })
     }
 
     /// A fresh sequence with the planned context.
@@ -318,6 +324,16 @@ impl Engine {
         self.prepared.rows.as_deref()
     }
 
+    /// How fast this run can be.
+    pub fn forecast(&self) -> &Forecast {
+        &self.forecast
+    }
+
+    /// Time that passes have waited for rows so far.
+    pub fn row_wait(&self) -> Duration {
+        self.rows().map_or(Duration::ZERO, |rows| Duration::from_nanos(rows.counters().wait_ns.get()))
+    }
+
     /// Experts and bytes read by the preload.
     pub fn preloaded(&self) -> (u64, Bytes) {
         self.preloaded
@@ -353,6 +369,15 @@ impl Seat {
                 let (backend, model) = gpu::load(device, options, prepared, source)?;
                 Ok(Self::Cuda(backend, model))
             }
+        }
+    }
+
+    /// How fast the processor reads `bytes`; `None` where weights lie in a GPU.
+    fn memory_gb_per_s(&self, bytes: &[u8]) -> Option<f64> {
+        match self {
+            Self::Cpu(backend, _) => backend.memory_gb_per_s(bytes),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(..) => None,
         }
     }
 
