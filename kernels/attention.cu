@@ -3,7 +3,7 @@
 // of the CPU op while keys are read 16 bytes at a time.
 #include "common.cuh"
 
-constexpr int THREADS = 256;
+constexpr int THREADS = 512;
 
 // q, out: [rows, heads, width]; window: [window_slots, width]; compressed: [groups, width]; selected: [rows, k]; sinks: [heads].
 // Grid (heads, rows); THREADS + 32 threads: the last warp adds up the softmax while the others sum values.
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) attention(
             int i = base + tid / 4;
             const float *row = row_of(min(i, keys - 1));
             float lane[4] = {};
-#pragma unroll 8
+#pragma unroll 16
             for (int at = 4 * t; at < width; at += LANES) {
                 float4 a = *(const float4 *)(query + at), b = *(const float4 *)(row + at);
                 lane[0] += a.x * b.x;
@@ -63,26 +63,25 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) attention(
     for (int i = tid; i < keys; i += blockDim.x) weights[i] = exp_of(weights[i] - peak);
     __syncthreads();
 
-    // Values: each thread two channels, keys in order. Meanwhile one thread sums the weights, in order too.
+    // Values: each thread a channel, keys in order. Meanwhile one thread sums the weights, in order too.
     if (tid == THREADS) {
         float sum = exp_of(sinks[head] - peak);
-#pragma unroll 8
+#pragma unroll 16
         for (int i = 0; i < keys; i++) sum += weights[i];
         total = sum;
     }
     float *to = out + (r * heads + head) * width;
-    for (int base = 0; base < width; base += 2 * THREADS) {
-        int at = base + 2 * tid;
-        float2 sum = {0.0f, 0.0f};
-        if (tid < THREADS && at < width) {
-#pragma unroll 8
-            for (int i = 0; i < keys; i++) {
-                float2 v = *(const float2 *)(row_of(i) + at);
-                sum.x += weights[i] * v.x;
-                sum.y += weights[i] * v.y;
-            }
+    for (int base = 0; base < width; base += THREADS) {
+        int at = base + tid;
+        bool is_mine = tid < THREADS && at < width;
+        float sum = 0.0f;
+        if (is_mine) {
+#pragma unroll 16
+            for (int i = 0; i < in_window; i++) sum += weights[i] * window[(size_t)slots[i] * width + at];
+#pragma unroll 16
+            for (int i = in_window; i < keys; i++) sum += weights[i] * compressed[(size_t)slots[i] * width + at];
         }
         __syncthreads();
-        if (tid < THREADS && at < width) *(float2 *)(to + at) = make_float2(sum.x / total, sum.y / total);
+        if (is_mine) to[at] = sum / total;
     }
 }

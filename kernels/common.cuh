@@ -40,28 +40,32 @@ __device__ __forceinline__ float fold_fours(const float lane[4]) {
 // Values whose products are held in shared memory at a time by `block_sum`; a multiple of LANES.
 constexpr int SUM_TILE = 2048;
 
-// Sum of term(0..count) in the order of the CPU's 16 lanes, by a whole block; every thread gets it.
-// `tile` has room for SUM_TILE values. Terms are computed by all threads, then 16 threads add them up.
+// Sum of term(0..count) in the order of the CPU's 16 lanes, by a whole block of at least two warps; every thread gets it.
+// `tiles` has room for 2 * SUM_TILE values: while 16 threads of the first warp add up one tile, the other warps compute the next.
 template <typename Term>
-__device__ float block_sum(int count, float *tile, Term term) {
+__device__ float block_sum(int count, float *tiles, Term term) {
     __shared__ float result;
     float lane = 0.0f;
-    for (int first = 0; first < count; first += SUM_TILE) {
-        int len = min(SUM_TILE, count - first);
+    int tid = threadIdx.x, helpers = blockDim.x - 32;
+    // The first tile by everyone.
+    for (int i = tid; i < min(SUM_TILE, count); i += blockDim.x) tiles[i] = term(i);
+    for (int first = 0, turn = 0; first < count; first += SUM_TILE, turn ^= 1) {
         __syncthreads();
-        for (int i = threadIdx.x; i < len; i += blockDim.x) tile[i] = term(first + i);
-        __syncthreads();
-        if (threadIdx.x < LANES) {
-            int whole = len / LANES * LANES;
-            int i = threadIdx.x;
-#pragma unroll 8
+        int next = first + SUM_TILE;
+        if (tid >= 32) {
+            float *tile = tiles + (turn ^ 1) * SUM_TILE;
+            for (int i = tid - 32; i < min(SUM_TILE, count - next); i += helpers) tile[i] = term(next + i);
+        } else if (tid < LANES) {
+            const float *tile = tiles + turn * SUM_TILE;
+            int len = min(SUM_TILE, count - first), whole = len / LANES * LANES, i = tid;
+#pragma unroll 16
             for (; i < whole; i += LANES) lane += tile[i];
             if (i < len) lane += tile[i];
         }
     }
-    if (threadIdx.x < 32) {
+    if (tid < 32) {
         for (int half = LANES / 2; half > 0; half /= 2) lane += __shfl_down_sync(FULL, lane, half, LANES);
-        if (threadIdx.x == 0) result = lane;
+        if (tid == 0) result = lane;
     }
     __syncthreads();
     float sum = result;
@@ -70,8 +74,8 @@ __device__ float block_sum(int count, float *tile, Term term) {
 }
 
 // `lanes::rms_factor` of `count` values.
-__device__ __forceinline__ float block_rms_factor(const float *x, int count, float eps, float *tile) {
-    float sum = block_sum(count, tile, [=](int i) { return x[i] * x[i]; });
+__device__ __forceinline__ float block_rms_factor(const float *x, int count, float eps, float *tiles) {
+    float sum = block_sum(count, tiles, [=](int i) { return x[i] * x[i]; });
     return 1.0f / sqrtf(sum / (float)count + eps);
 }
 

@@ -7,15 +7,15 @@ extern "C" __global__ void __launch_bounds__(256) engram_gate(
     const float *keys_value, const float *q_norm, const float *k_norm, float *streams, float *gates, int n, int hidden, float rms_eps,
     float floor, float norm
 ) {
-    __shared__ float tile[SUM_TILE];
+    __shared__ float tiles[2 * SUM_TILE];
     size_t r = blockIdx.y;
     int k = blockIdx.x;
     const float *key = keys_value + (r * (n + 1) + k) * hidden;
     const float *value = keys_value + (r * (n + 1) + n) * hidden;
     const float *q = q_norm + (size_t)k * hidden, *kn = k_norm + (size_t)k * hidden;
     float *stream = streams + (r * n + k) * hidden;
-    float dot = block_sum(hidden, tile, [=](int i) { return (stream[i] * q[i]) * (kn[i] * key[i]); });
-    float d = dot * block_rms_factor(stream, hidden, rms_eps, tile) * block_rms_factor(key, hidden, rms_eps, tile) * norm;
+    float dot = block_sum(hidden, tiles, [=](int i) { return (stream[i] * q[i]) * (kn[i] * key[i]); });
+    float d = dot * block_rms_factor(stream, hidden, rms_eps, tiles) * block_rms_factor(key, hidden, rms_eps, tiles) * norm;
     float gate = sigmoid(copysignf(sqrtf(fmaxf(fabsf(d), floor)), d));
     if (threadIdx.x == 0) gates[r * n + k] = gate;
     for (int i = threadIdx.x; i < hidden; i += blockDim.x) stream[i] += gate * value[i];

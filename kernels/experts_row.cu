@@ -18,13 +18,12 @@ __device__ __forceinline__ float clamped(float value, float limit) {
 // mid: [experts, width]. Grid (width / 8, experts).
 template <int T>
 __device__ void gate_up(const Matrices &gates, const Matrices &ups, Acts acts, float *mid, int width, int hidden, float limit) {
-    __shared__ u64 grid[T == IQ2_XXS ? 256 : 1];
-    load_grid<T>(grid);
+    const Iq2Tables *tables = tables_for<T>();
     int t = threadIdx.x % 8, group = threadIdx.x / 8, o = blockIdx.x * (DOT_THREADS / 16) + group / 2, e = blockIdx.y;
     const u8 *first = gates.at[e], *second = ups.at[e], *w = group % 2 ? second : first;
     size_t act = 0;
     float sum;
-    dot_row<T, 1>(w, width, hidden, min(o, width - 1), grid, acts, &act, t, &sum);
+    dot_row<T, 1>(w, width, hidden, min(o, width - 1), tables, acts, &act, t, &sum);
     float up = __shfl_down_sync(FULL, sum, 8);
     if (threadIdx.x % 16 != 0 || o >= width) return;
     float x = fminf(sum, limit);
@@ -38,23 +37,22 @@ struct Places {
 
 // Activations: [experts, width]; outputs: [places, hidden]. Grid (hidden / 16, experts).
 template <int T> __device__ void down(const Matrices &downs, const Places &places, Acts acts, float *outputs, int width, int hidden) {
-    __shared__ u64 grid[T == IQ2_XXS ? 256 : 1];
-    load_grid<T>(grid);
+    const Iq2Tables *tables = tables_for<T>();
     int t = threadIdx.x % 8, o = blockIdx.x * (DOT_THREADS / 8) + threadIdx.x / 8, e = blockIdx.y;
     size_t act = e;
     float sum;
-    dot_row<T, 1>(downs.at[e], hidden, width, min(o, hidden - 1), grid, acts, &act, t, &sum);
+    dot_row<T, 1>(downs.at[e], hidden, width, min(o, hidden - 1), tables, acts, &act, t, &sum);
     if (t == 0 && o < hidden) outputs[(size_t)places.at[e] * hidden + o] = sum;
 }
 
 #define EXPERTS(name, type) \
-    extern "C" __global__ void __launch_bounds__(DOT_THREADS) experts_gate_up_##name( \
+    extern "C" __global__ void __launch_bounds__(DOT_THREADS, DOT_BLOCKS) experts_gate_up_##name( \
         const __grid_constant__ Matrices gates, const __grid_constant__ Matrices ups, const i8 *codes, const float *scales, \
         const i16 *sums, float *mid, int width, int hidden, float limit \
     ) { \
         gate_up<type>(gates, ups, Acts{codes, scales, sums}, mid, width, hidden, limit); \
     } \
-    extern "C" __global__ void __launch_bounds__(DOT_THREADS) experts_down_##name( \
+    extern "C" __global__ void __launch_bounds__(DOT_THREADS, DOT_BLOCKS) experts_down_##name( \
         const __grid_constant__ Matrices downs, const __grid_constant__ Places places, const i8 *codes, const float *scales, \
         const i16 *sums, float *outputs, int width, int hidden \
     ) { \

@@ -59,11 +59,11 @@ extern "C" __global__ void __launch_bounds__(256) hc_coefficients(
     const float *streams, const float *mix, const float *base, const float *scale, float *pre, float *post, float *comb, int n, int hidden,
     float rms_eps, float hc_eps, int iterations
 ) {
-    __shared__ float tile[SUM_TILE];
+    __shared__ float tiles[2 * SUM_TILE];
     __shared__ float c[STREAMS_MAX * STREAMS_MAX];
     size_t r = blockIdx.x;
     int len = n * hidden, mix_len = n * (n + 2);
-    float factor = block_rms_factor(streams + r * len, len, rms_eps, tile);
+    float factor = block_rms_factor(streams + r * len, len, rms_eps, tiles);
     int i = threadIdx.x;
     if (i < mix_len) {
         int group = i < n ? 0 : i < 2 * n ? 1 : 2;

@@ -64,8 +64,7 @@ extern "C" __global__ void quantise_256(const float *x, i8 *codes, float *scales
 // w: [w_rows, cols] planar; out: [rows, w_rows]. Grid (weight rows / 16, activation rows / N).
 template <int T, int N>
 __device__ void matmul_codes(const u8 *w, Acts acts, float *out, int w_rows, int cols, int rows, int groups) {
-    __shared__ u64 grid[T == IQ2_XXS ? 256 : 1];
-    load_grid<T>(grid);
+    const Iq2Tables *tables = tables_for<T>();
     int t = threadIdx.x % 8;
     int o = blockIdx.x * (DOT_THREADS / 8) + threadIdx.x / 8;
     // Threads beyond the last row compute it again: all of a warp must take part in the fold.
@@ -75,7 +74,7 @@ __device__ void matmul_codes(const u8 *w, Acts acts, float *out, int w_rows, int
 #pragma unroll
     for (int n = 0; n < N; n++) act[n] = (size_t)min(first + n, rows - 1) * groups + group;
     float sums[N];
-    dot_row<T, N>(w, w_rows, cols, row, grid, acts, act, t, sums);
+    dot_row<T, N>(w, w_rows, cols, row, tables, acts, act, t, sums);
     if (t != 0 || o >= w_rows) return;
 #pragma unroll
     for (int n = 0; n < N; n++) {
@@ -84,7 +83,7 @@ __device__ void matmul_codes(const u8 *w, Acts acts, float *out, int w_rows, int
 }
 
 #define CODES_N(name, type, n) \
-    extern "C" __global__ void __launch_bounds__(DOT_THREADS) matmul_##name##_codes_##n( \
+    extern "C" __global__ void __launch_bounds__(DOT_THREADS, DOT_BLOCKS) matmul_##name##_codes_##n( \
         const u8 *w, const i8 *codes, const float *scales, const i16 *sums, float *out, int w_rows, int cols, int rows, int groups \
     ) { \
         matmul_codes<type, n>(w, Acts{codes, scales, sums}, out, w_rows, cols, rows, groups); \

@@ -4,9 +4,9 @@
 
 // x, out: [rows, width]; weight: [width].
 extern "C" __global__ void __launch_bounds__(256) rms_norm(const float *x, const float *weight, float *out, int width, float eps) {
-    __shared__ float tile[SUM_TILE];
+    __shared__ float tiles[2 * SUM_TILE];
     const float *row = x + (size_t)blockIdx.x * width;
     float *to = out + (size_t)blockIdx.x * width;
-    float factor = block_rms_factor(row, width, eps, tile);
+    float factor = block_rms_factor(row, width, eps, tiles);
     for (int i = threadIdx.x; i < width; i += blockDim.x) to[i] = row[i] * factor * weight[i];
 }

@@ -1,12 +1,15 @@
 //! Launcher of kernels/attention.cu: one block a head of a row.
 //! Never looks past the row's own position. Surprising fact: one warp more than needed is started; it adds up the softmax.
 
-use super::{Launch, THREADS};
+use super::Launch;
 use crate::backend::BackendError;
 use crate::backend::cuda::CudaBackend;
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::memory::CudaBuf;
 use crate::backend::ops::Attention;
+
+/// Threads that score keys and sum values, see the kernel.
+const THREADS: usize = 512;
 
 pub fn attention(device: &Device, op: Attention<'_, CudaBackend>, out: &mut CudaBuf) -> Result<(), BackendError> {
     assert!(op.width.is_multiple_of(4), "heads of {} values: not whole fours", op.width);
