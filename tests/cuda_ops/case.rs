@@ -149,6 +149,24 @@ fn open() -> Result<Option<Arc<Device>>, String> {
     }
 }
 
+/// Bytes read and written a second by a copy that no cache holds, in 1e9: what the bandwidth of ops is compared with.
+fn copy_rate(gpu: &CudaBackend) -> f64 {
+    const VALUES: usize = 256 << 20;
+    let (src, mut dst) = (gpu.alloc("copy", VALUES).unwrap(), gpu.alloc("copy", VALUES).unwrap());
+    let mut clock = Clock { repeat: 10, seconds: 0.0 };
+    clock.time(|_| gpu.copy(&src, 0, &mut dst, 0, VALUES).unwrap(), || gpu.device().wait().unwrap());
+    8.0 * VALUES as f64 / clock.seconds / 1e9
+}
+
+/// Bytes a second from ordinary host memory to the device, in 1e9.
+fn upload_rate(gpu: &CudaBackend) -> f64 {
+    const VALUES: usize = 16 << 20;
+    let (src, mut dst) = (vec![1.0f32; VALUES], gpu.alloc("upload", VALUES).unwrap());
+    let mut clock = Clock { repeat: 10, seconds: 0.0 };
+    clock.time(|_| gpu.upload(&src, &mut dst, 0).unwrap(), || gpu.device().wait().unwrap());
+    4.0 * VALUES as f64 / clock.seconds / 1e9
+}
+
 /// The whole program.
 ///
 /// # Errors
@@ -179,7 +197,12 @@ pub fn run_all() -> Result<(), String> {
         differing: 0,
         cases: 0,
     };
-    if rig.gpu.is_some() {
+    if let Some([_, gpu]) = &rig.gpu {
+        println!(
+            "device copy: {:.0} GB/s read and written; pageable upload: {:.1} GB/s",
+            copy_rate(gpu),
+            upload_rate(gpu)
+        );
         println!("{:<17} {:<42} {:>9} {:>8} {:>9} {:>8}", "op", "shape", "NMSE", "limit", "us", "GB/s");
     }
     rows::cases(&mut rig);
