@@ -55,6 +55,10 @@ pub struct EngineOptions {
     /// Memory to treat as used by others.
     pub simulated_used: Bytes,
     pub io: ReaderChoice,
+    /// Compares every expert and row with the checksums in this sidecar.
+    pub verify: Option<PathBuf>,
+    /// Memory for rows of the n-gram tables that were read before; 0 for none.
+    pub row_cache: Bytes,
     /// Reads through this instead of opening the file: tests inject slow or failing drives.
     pub reader: Option<Arc<dyn Reader>>,
 }
@@ -76,6 +80,8 @@ impl EngineOptions {
             preload: Preload::Auto,
             simulated_used: Bytes(0),
             io: ReaderChoice::Auto,
+            verify: None,
+            row_cache: Bytes(0),
             reader: None,
         }
     }

@@ -14,12 +14,15 @@ use crate::engine::EngineError;
 use crate::engine::metadata::{FileMetadata, vocabulary};
 use crate::engine::options::{CHUNK_DEFAULT, CTX_DEFAULT_MAX, EngineOptions, PRELOAD_AUTO_MAX, Preload};
 use crate::models::{self, ModelConfig, Product, RunnerOptions};
+use crate::obs::VerifyCounters;
 use crate::quant::QuantType;
+use crate::storage::checksum::Checksums;
 use crate::storage::expert_cache::{SizeClass, size_classes};
 use crate::storage::gguf::GgufFile;
 use crate::storage::layout::Layout;
 use crate::storage::reader::{Alignment, Reader, ReaderOptions, open_reader};
 use crate::storage::row_table::{RowTables, WINDOW_BLOCKS};
+use crate::storage::verify::VerifyingReader;
 use crate::storage::weights::TensorExtent;
 use crate::sys;
 use crate::text::tokenizer::Tokenizer;
@@ -40,6 +43,7 @@ pub struct Prepared {
     pub(super) policy: MakePolicy,
     pub(super) reader: Arc<dyn Reader>,
     pub(super) rows: Option<Arc<RowTables>>,
+    pub(super) verify: Option<Arc<VerifyCounters>>,
     pub(super) classes: Vec<SizeClass>,
 }
 
@@ -61,17 +65,59 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
         None => open_reader(&options.model, &ReaderOptions { io: options.io, ..ReaderOptions::default() })?,
     };
     notices.extend(reader.notices().iter().map(ToString::to_string));
-    let rows = match layout.tables.is_empty() {
-        true => None,
-        false => Some(Arc::new(RowTables::new(Arc::clone(&reader), &layout.tables, WINDOW_BLOCKS)?)),
-    };
+    let (reader, verify, verify_bytes) = verified(reader, options, &file, &layout)?;
+    let rows = row_tables(&reader, &layout, options.row_cache)?;
     // Resident experts are loaded unpadded; only reads into slots need room for alignment.
     let alignment = if options.is_streaming { reader.alignment() } else { Alignment::NONE };
     let classes = size_classes(&layout.experts, alignment)?;
     let products = product_shapes(&file, config.as_ref(), &runner);
     let device = matmul::scratch_bytes(options.arithmetic, &products);
-    let plan = make_plan(options, config.as_ref(), &layout, &classes, (&runner, device), rows.as_deref())?;
-    Ok(Prepared { file, layout, config, tokenizer, runner, products, plan, notices, policy, reader, rows, classes })
+    let staging = staging(&runner, config.as_ref(), rows.as_deref()).saturating_add(verify_bytes);
+    let plan = make_plan(options, config.as_ref(), &layout, &classes, (&runner, device), Bytes(staging))?;
+    Ok(Prepared {
+        file,
+        layout,
+        config,
+        tokenizer,
+        runner,
+        products,
+        plan,
+        notices,
+        policy,
+        reader,
+        rows,
+        verify,
+        classes,
+    })
+}
+
+/// The tables of the file, if it has some.
+fn row_tables(reader: &Arc<dyn Reader>, layout: &Layout, budget: Bytes) -> Result<Option<Arc<RowTables>>, EngineError> {
+    let refuse = |reason| Err(EngineError::RowCache { budget, reason });
+    if layout.tables.is_empty() {
+        return if budget.0 > 0 { refuse("the model has no n-gram tables; drop the flag") } else { Ok(None) };
+    }
+    let tables = RowTables::new(Arc::clone(reader), &layout.tables, WINDOW_BLOCKS)?.with_cache(budget);
+    if budget.0 > 0 && tables.cache_bytes() == 0 {
+        return refuse("too small for a few rows; use 0.001GB or more");
+    }
+    Ok(Some(Arc::new(tables)))
+}
+
+/// `reader` with checks, their counters and their memory, where they are asked for.
+type Verified = (Arc<dyn Reader>, Option<Arc<VerifyCounters>>, u64);
+
+fn verified(
+    reader: Arc<dyn Reader>,
+    options: &EngineOptions,
+    file: &GgufFile,
+    layout: &Layout,
+) -> Result<Verified, EngineError> {
+    let Some(sidecar) = &options.verify else { return Ok((reader, None, 0)) };
+    let sums = Checksums::open(sidecar, file, layout)?;
+    let checked = VerifyingReader::new(reader, layout, sums);
+    let (counters, bytes) = (checked.verify_counters(), checked.memory_bytes_max());
+    Ok((Arc::new(checked), Some(counters), bytes))
 }
 
 /// The tokenizer of a file and its architecture, without looking at anything else.
@@ -111,10 +157,13 @@ pub(super) fn product_shapes(file: &GgufFile, config: &dyn ModelConfig, runner: 
     config.products(runner).into_iter().filter_map(shape).collect()
 }
 
-/// Most row-table memory of one pass: all rows of a chunk. The columns of a token are not known here, so the count comes from the
+/// Most row-table memory of one pass: all rows of a chunk, and the rows that are kept. The columns of a token are not known here, so the count comes from the
 /// bytes that the model says a token asks for.
 fn staging(runner: &RunnerOptions, config: &dyn ModelConfig, rows: Option<&RowTables>) -> u64 {
-    rows.map_or(0, |tables| tables.batch_bytes_max((runner.chunk * config.rows_per_token()) as u64))
+    rows.map_or(0, |tables| {
+        let batch = tables.batch_bytes_max((runner.chunk * config.rows_per_token()) as u64);
+        batch.saturating_add(tables.cache_bytes())
+    })
 }
 
 fn make_plan(
@@ -123,7 +172,7 @@ fn make_plan(
     layout: &Layout,
     classes: &[SizeClass],
     (runner, device): (&RunnerOptions, u64),
-    rows: Option<&RowTables>,
+    staging: Bytes,
 ) -> Result<Plan, EngineError> {
     let mut facts = sys::memory_facts()?;
     facts.simulated_used = options.simulated_used;
@@ -136,7 +185,7 @@ fn make_plan(
         ctx: runner.ctx as u64,
         kv: Bytes(bytes.kv),
         scratch: Bytes(bytes.scratch.saturating_add(device)),
-        staging: Bytes(staging(runner, config, rows)),
+        staging,
         prefill_reserve: Bytes(0),
         classes: requests,
         top_k: top_k as u64,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::engine::Engine;
-use crate::obs::{ReadSnapshot, RowSnapshot};
+use crate::obs::{ReadSnapshot, RowSnapshot, VerifyCounters, VerifySnapshot};
 use crate::storage::expert_cache::CacheStats;
 use crate::sys;
 
@@ -90,6 +90,8 @@ pub struct RunStats {
     pub reads: ReadSnapshot,
     /// Everything the row tables counted.
     pub rows: RowSnapshot,
+    /// What checksums found; absent when reads are not compared.
+    pub verify: Option<VerifySnapshot>,
 }
 
 impl RunStats {
@@ -144,6 +146,7 @@ impl RunStats {
             cache,
             reads,
             rows,
+            verify: engine.verify().map(VerifyCounters::snapshot),
         }
     }
 }
