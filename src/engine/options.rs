@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use crate::backend::cpu::matmul::Arithmetic;
 use crate::backend::cpu::simd::SimdLevel;
-use crate::storage::reader::{Reader, ReaderChoice};
+use crate::storage::probe::{Memory, ProbeChoice};
+use crate::storage::reader::{DirectChoice, Reader, ReaderChoice};
 use crate::units::{Budget, Bytes};
 
 /// Context length when none is asked for: the trained length, at most this.
@@ -59,6 +60,12 @@ pub struct EngineOptions {
     pub verify: Option<PathBuf>,
     /// Memory for rows of the n-gram tables that were read before; 0 for none.
     pub row_cache: Bytes,
+    /// Whether reads of the drive bypass the page cache.
+    pub direct: DirectChoice,
+    /// Whether the drive is measured at the start.
+    pub probe: ProbeChoice,
+    /// Where measured rates are remembered.
+    pub probe_memory: Memory,
     /// Reads through this instead of opening the file: tests inject slow or failing drives.
     pub reader: Option<Arc<dyn Reader>>,
 }
@@ -82,6 +89,9 @@ impl EngineOptions {
             io: ReaderChoice::Auto,
             verify: None,
             row_cache: Bytes(0),
+            direct: DirectChoice::Auto,
+            probe: ProbeChoice::Auto,
+            probe_memory: Memory::of_user(),
             reader: None,
         }
     }

@@ -3,6 +3,7 @@
 
 pub mod counters;
 pub mod latency;
+pub mod snapshot;
 pub mod stall;
 
 pub use counters::{Counter, ReadCounters, ReadSnapshot, RowCounters, RowSnapshot, VerifyCounters, VerifySnapshot};
