@@ -127,9 +127,11 @@ fn a_wrong_bit_that_stays_fails_one_request_by_name() {
             rig.reader.add_flip(FakeFlip { offset: extent.offset + 1, times: u32::MAX });
         }
         let error = logits(&mut timeline, &rig.prompt).unwrap_err().to_string();
-        for part in ["layer 2 ", "expert ", "(gate)", "offset ", "fake.gguf", "its checksum is", "in two reads"] {
+        for part in ["layer 2 ", "expert ", "offset ", "fake.gguf", "its checksum is", "in two reads"] {
             assert!(error.contains(part), "{part:?} is missing in {error:?}");
         }
+        // Whichever part lands first.
+        assert!(["(gate)", "(up)", "(down)"].iter().any(|part| error.contains(part)), "{error:?}");
         rig.reader.clear_faults();
         timeline.clear();
         assert!(logits(&mut timeline, &rig.prompt).unwrap() == rig.want, "{alignment:?}: the next request works");
