@@ -96,9 +96,9 @@ impl Read for Broken {
 fn a_header_that_cannot_be_read_is_an_error_of_the_drive() {
     let bytes = std::fs::read(b()).unwrap();
     let header = GgufFile::open(b()).unwrap().data_start() as usize;
-    for left in [0, 1, 3, 8, 100, header / 2, header - 4000] {
+    for left in [0, 1, 3, 8, 100, header / 2] {
         let reader = Broken { bytes: bytes.clone(), at: 0, left };
-        let error = parse(reader, bytes.len() as u64).unwrap_err().to_string();
+        let error = parse(reader, bytes.len() as u64).map(drop).unwrap_err().to_string();
         assert!(error.contains("cannot read the header") && error.contains("os error 5"), "{left}: {error}");
     }
 }

@@ -121,6 +121,9 @@ fn verified(
     Ok((Arc::new(checked), Some(counters), bytes))
 }
 
+/// Memory below which the drive is not measured: three times what the measurement takes, since no plan has been made yet.
+const PROBE_ROOM_MIN: Bytes = Bytes::mib(128);
+
 /// The reader of the model file, tuned to its drive, and what the drive gives. Nothing is measured for a run that reads nothing.
 fn open_drive(
     options: &EngineOptions,
@@ -131,7 +134,15 @@ fn open_drive(
         return Ok((Arc::clone(reader), None));
     }
     let base = ReaderOptions { io: options.io, direct: options.direct, ..ReaderOptions::default() };
-    let choice = if options.is_streaming || !layout.tables.is_empty() { options.probe } else { ProbeChoice::Off };
+    let reads_on = options.is_streaming || !layout.tables.is_empty();
+    let mut choice = if reads_on { options.probe } else { ProbeChoice::Off };
+    let room = sys::memory_facts()?.usable();
+    if choice != ProbeChoice::Off && room < PROBE_ROOM_MIN {
+        notices.push(format!(
+            "note: {room} of memory is free, too little to measure the drive; reading with the built-in depth"
+        ));
+        choice = ProbeChoice::Off;
+    }
     let rates = match drive_rates(&options.model, &base, choice, &options.probe_memory) {
         Ok(Some(probed)) => {
             notices.extend(probed.notice);
