@@ -19,9 +19,9 @@ use crate::quant::QuantType;
 use crate::storage::checksum::Checksums;
 use crate::storage::expert_cache::{SizeClass, size_classes};
 use crate::storage::gguf::GgufFile;
-use crate::storage::layout::Layout;
+use crate::storage::layout::{LayerExperts, Layout};
 use crate::storage::probe::{DriveRates, ProbeChoice, ProbeError, drive_rates};
-use crate::storage::reader::{Alignment, Reader, ReaderOptions, open_reader};
+use crate::storage::reader::{Alignment, DirectChoice, Reader, ReaderOptions, open_reader};
 use crate::storage::row_table::{RowTables, WINDOW_BLOCKS};
 use crate::storage::verify::VerifyingReader;
 use crate::storage::weights::TensorExtent;
@@ -47,7 +47,28 @@ pub struct Prepared {
     pub(super) reader: Arc<dyn Reader>,
     pub(super) rows: Option<Arc<RowTables>>,
     pub(super) verify: Option<Arc<VerifyCounters>>,
+    /// Memory that comparing reads takes.
+    verify_bytes: u64,
     pub(super) classes: Vec<SizeClass>,
+}
+
+impl Prepared {
+    /// The plan for the same file under `options` that differ in budget, preload or streaming only.
+    ///
+    /// # Errors
+    /// The planner's refusals.
+    pub fn plan_again(&self, options: &EngineOptions) -> Result<Plan, EngineError> {
+        let device = matmul::scratch_bytes(options.arithmetic, &self.products);
+        let runner = (&self.runner, device);
+        make_plan(
+            options,
+            self.config.as_ref(),
+            &self.layout,
+            &self.classes,
+            runner,
+            (self.rows.as_deref(), self.verify_bytes),
+        )
+    }
 }
 
 /// Looks into the file and plans.
@@ -63,17 +84,23 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
     let tokenizer = read_tokenizer(&file).map_err(inside)?;
     let mut notices = Vec::new();
     let runner = runner_options(options, config.as_ref(), &mut notices);
-    let (reader, drive) = open_drive(options, &layout, &mut notices)?;
-    notices.extend(reader.notices().iter().map(ToString::to_string));
-    let (reader, verify, verify_bytes) = verified(reader, options, &file, &layout)?;
-    let rows = row_tables(&reader, &layout, options.row_cache)?;
-    // Resident experts are loaded unpadded; only reads into slots need room for alignment.
-    let alignment = if options.is_streaming { reader.alignment() } else { Alignment::NONE };
-    let classes = size_classes(&layout.experts, alignment)?;
+    let (tuning, drive) = tune(options, &layout, &mut notices)?;
     let products = product_shapes(&file, config.as_ref(), &runner);
     let device = matmul::scratch_bytes(options.arithmetic, &products);
-    let staging = staging(&runner, config.as_ref(), rows.as_deref()).saturating_add(verify_bytes);
-    let plan = make_plan(options, config.as_ref(), &layout, &classes, (&runner, device), Bytes(staging))?;
+    let sums =
+        options.verify.as_ref().map(|sidecar| Checksums::open(sidecar, &file, &layout)).transpose()?.map(Arc::new);
+    let wire = |reader| wire(options, config.as_ref(), &layout, (&runner, device), reader, sums.as_ref());
+    let mut wired = wire(match &options.reader {
+        Some(reader) => Arc::clone(reader),
+        None => open_reader(&options.model, &tuning)?,
+    })?;
+    if let Some(reason) = cached_reads(options, &layout, &wired) {
+        let tuning = ReaderOptions { direct: DirectChoice::Off, ..tuning };
+        wired = wire(open_reader(&options.model, &tuning)?)?;
+        notices.push(reason);
+    }
+    let Wired { reader, rows, classes, plan, verify, verify_bytes } = wired;
+    notices.extend(reader.notices().iter().map(ToString::to_string));
     Ok(Prepared {
         file,
         layout,
@@ -88,54 +115,23 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
         reader,
         rows,
         verify,
+        verify_bytes,
         classes,
     })
-}
-
-/// The tables of the file, if it has some.
-fn row_tables(reader: &Arc<dyn Reader>, layout: &Layout, budget: Bytes) -> Result<Option<Arc<RowTables>>, EngineError> {
-    let refuse = |reason| Err(EngineError::RowCache { budget, reason });
-    if layout.tables.is_empty() {
-        return if budget.0 > 0 { refuse("the model has no n-gram tables; drop the flag") } else { Ok(None) };
-    }
-    let tables = RowTables::new(Arc::clone(reader), &layout.tables, WINDOW_BLOCKS)?.with_cache(budget);
-    if budget.0 > 0 && tables.cache_bytes() == 0 {
-        return refuse("too small for a few rows; use 0.001GB or more");
-    }
-    Ok(Some(Arc::new(tables)))
-}
-
-/// `reader` with checks, their counters and their memory, where they are asked for.
-type Verified = (Arc<dyn Reader>, Option<Arc<VerifyCounters>>, u64);
-
-fn verified(
-    reader: Arc<dyn Reader>,
-    options: &EngineOptions,
-    file: &GgufFile,
-    layout: &Layout,
-) -> Result<Verified, EngineError> {
-    let Some(sidecar) = &options.verify else { return Ok((reader, None, 0)) };
-    let sums = Checksums::open(sidecar, file, layout)?;
-    let checked = VerifyingReader::new(reader, layout, sums);
-    let (counters, bytes) = (checked.verify_counters(), checked.memory_bytes_max());
-    Ok((Arc::new(checked), Some(counters), bytes))
 }
 
 /// Memory below which the drive is not measured: three times what the measurement takes, since no plan has been made yet.
 const PROBE_ROOM_MIN: Bytes = Bytes::mib(128);
 
-/// The reader of the model file, tuned to its drive, and what the drive gives. Nothing is measured for a run that reads nothing.
-fn open_drive(
+/// How to read the model file on its drive, and what the drive gives. Nothing is measured for a run that reads nothing.
+fn tune(
     options: &EngineOptions,
     layout: &Layout,
     notices: &mut Vec<String>,
-) -> Result<(Arc<dyn Reader>, Option<DriveRates>), EngineError> {
-    if let Some(reader) = &options.reader {
-        return Ok((Arc::clone(reader), None));
-    }
+) -> Result<(ReaderOptions, Option<DriveRates>), EngineError> {
     let base = ReaderOptions { io: options.io, direct: options.direct, ..ReaderOptions::default() };
-    let reads_on = options.is_streaming || !layout.tables.is_empty();
-    let mut choice = if reads_on { options.probe } else { ProbeChoice::Off };
+    let reads = options.is_streaming || !layout.tables.is_empty();
+    let mut choice = if reads && options.reader.is_none() { options.probe } else { ProbeChoice::Off };
     let room = sys::memory_facts()?.usable();
     if choice != ProbeChoice::Off && room < PROBE_ROOM_MIN {
         notices.push(format!(
@@ -155,8 +151,71 @@ fn open_drive(
             None
         }
     };
-    let tuned = rates.as_ref().map_or(base, |rates| rates.tune(&base));
-    Ok((open_reader(&options.model, &tuned)?, rates))
+    Ok((rates.as_ref().map_or(base, |rates| rates.tune(&base)), rates))
+}
+
+/// What depends on how the file is read.
+struct Wired {
+    reader: Arc<dyn Reader>,
+    rows: Option<Arc<RowTables>>,
+    classes: Vec<SizeClass>,
+    plan: Plan,
+    verify: Option<Arc<VerifyCounters>>,
+    verify_bytes: u64,
+}
+
+fn wire(
+    options: &EngineOptions,
+    config: &dyn ModelConfig,
+    layout: &Layout,
+    runner: (&RunnerOptions, u64),
+    reader: Arc<dyn Reader>,
+    sums: Option<&Arc<Checksums>>,
+) -> Result<Wired, EngineError> {
+    let (reader, verify, verify_bytes) = match sums {
+        None => (reader, None, 0),
+        Some(sums) => {
+            let checked = VerifyingReader::new(reader, layout, Arc::clone(sums))?;
+            let (counters, bytes) = (checked.verify_counters(), checked.memory_bytes_max());
+            (Arc::new(checked) as Arc<dyn Reader>, Some(counters), bytes)
+        }
+    };
+    let rows = row_tables(&reader, layout, options.row_cache)?;
+    // Resident experts are loaded unpadded; only reads into slots need room for alignment.
+    let alignment = if options.is_streaming { reader.alignment() } else { Alignment::NONE };
+    let classes = size_classes(&layout.experts, alignment)?;
+    let plan = make_plan(options, config, layout, &classes, runner, (rows.as_deref(), verify_bytes))?;
+    Ok(Wired { reader, rows, classes, plan, verify, verify_bytes })
+}
+
+/// The tables of the file, if it has some.
+fn row_tables(reader: &Arc<dyn Reader>, layout: &Layout, budget: Bytes) -> Result<Option<Arc<RowTables>>, EngineError> {
+    let refuse = |reason| Err(EngineError::RowCache { budget, reason });
+    if layout.tables.is_empty() {
+        return if budget.0 > 0 { refuse("the model has no n-gram tables; drop the flag") } else { Ok(None) };
+    }
+    let tables = RowTables::new(Arc::clone(reader), &layout.tables, WINDOW_BLOCKS)?.with_cache(budget);
+    if budget.0 > 0 && tables.cache_bytes() == 0 {
+        return refuse("too small for a few rows; use 0.001GB or more");
+    }
+    Ok(Some(Arc::new(tables)))
+}
+
+/// Why reads should go through the page cache though they need not: everything that they may ask for fits in memory beside the plan,
+/// so the system keeps it, also for the next start.
+fn cached_reads(options: &EngineOptions, layout: &Layout, wired: &Wired) -> Option<String> {
+    let experts = |l: &LayerExperts| l.experts as u64 * (l.gate.slice_bytes + l.up.slice_bytes + l.down.slice_bytes);
+    let streamed = if options.is_streaming { layout.experts.iter().map(experts).sum() } else { 0u64 };
+    let tables: u64 = layout.tables.iter().map(|t| t.rows.saturating_mul(u64::from(t.row_bytes))).sum();
+    let (asked, free) = (streamed.saturating_add(tables), wired.plan.spare.0);
+    let is_ours = options.reader.is_none() && options.direct == DirectChoice::Auto && wired.reader.is_direct();
+    (is_ours && asked > 0 && asked <= free).then(|| {
+        format!(
+            "reads go through the page cache: the {} that they may ask for fit in the {} that the plan leaves (--direct on bypasses it)",
+            Bytes(asked),
+            Bytes(free)
+        )
+    })
 }
 
 /// The tokenizer of a file and its architecture, without looking at anything else.
@@ -211,7 +270,7 @@ fn make_plan(
     layout: &Layout,
     classes: &[SizeClass],
     (runner, device): (&RunnerOptions, u64),
-    staging: Bytes,
+    (rows, verify_bytes): (Option<&RowTables>, u64),
 ) -> Result<Plan, EngineError> {
     let mut facts = sys::memory_facts()?;
     facts.simulated_used = options.simulated_used;
@@ -224,7 +283,7 @@ fn make_plan(
         ctx: runner.ctx as u64,
         kv: Bytes(bytes.kv),
         scratch: Bytes(bytes.scratch.saturating_add(device)),
-        staging,
+        staging: Bytes(staging(runner, config, rows).saturating_add(verify_bytes)),
         prefill_reserve: Bytes(0),
         classes: requests,
         top_k: top_k as u64,

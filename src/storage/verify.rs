@@ -1,20 +1,24 @@
 //! A reader that compares every expert and every row with its checksum before anybody uses it.
 //! Owns the comparison and the one retry; never repairs a byte and never lets a wrong one pass. Surprising fact: a row is checked by
 //! reading the whole 4 KiB block around it into memory of its own, since sums of single rows would be larger than memory.
+//!
+//! Experts are compared on threads of their own: a reader thread that sums up three megabytes would leave its ring empty meanwhile.
+//! Rows are compared where they land.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::checksum::{BLOCK_BYTES, Checksums, block_extent, block_sum, table_blocks};
 use super::layout::{Extent, LayerExperts, Layout, TableLayout};
 use super::reader::{
-    Alignment, BatchId, DestRegion, ExpertPart, FileChange, Landed, ReadAt, ReadError, ReadLabel, ReadRequest,
-    ReadResult, ReadSink, Reader, ReaderKind, ReaderNotice,
+    Alignment, BatchId, DestRegion, ExpertPart, FileChange, Landed, Lane, OpenError, ReadAt, ReadClass, ReadError,
+    ReadLabel, ReadRequest, ReadResult, ReadSink, Reader, ReaderKind, ReaderNotice,
 };
 use crate::obs::{ReadCounters, VerifyCounters};
 use crate::units::LayerIdx;
@@ -22,15 +26,19 @@ use crate::units::LayerIdx;
 /// Regions for row blocks that are kept for the next reads: as many as a row table has under way.
 const SPARE_REGIONS_MAX: usize = 2 * super::row_table::WINDOW_BLOCKS;
 
+/// Threads that compare experts: they keep up with any drive, and on a smaller machine there is nothing to share.
+const THREADS_MAX: usize = 4;
+
 /// `inner` with checks.
 pub struct VerifyingReader {
     inner: Arc<dyn Reader>,
     check: Arc<Check>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 /// What is known of the file, shared by all batches.
 struct Check {
-    sums: Checksums,
+    sums: Arc<Checksums>,
     /// Place in the layout, by layer.
     layers: HashMap<LayerIdx, (usize, LayerExperts)>,
     tables: HashMap<LayerIdx, (usize, TableLayout)>,
@@ -39,11 +47,30 @@ struct Check {
     /// Memory for row blocks.
     spare: Mutex<Vec<DestRegion>>,
     counters: Arc<VerifyCounters>,
+    line: Mutex<Line>,
+    bell: Condvar,
+}
+
+/// Experts that wait for their comparison; bounded by the regions that are lent to reads.
+#[derive(Default)]
+struct Line {
+    waiting: VecDeque<Job>,
+    is_closed: bool,
+}
+
+/// An expert's part that has landed.
+struct Job {
+    sink: Arc<CheckedSink>,
+    entry: Entry,
+    landed: Landed,
 }
 
 impl VerifyingReader {
     /// Checks what `inner` reads of the file of `layout` against `sums`.
-    pub fn new(inner: Arc<dyn Reader>, layout: &Layout, sums: Checksums) -> Self {
+    ///
+    /// # Errors
+    /// When the system gives no threads.
+    pub fn new(inner: Arc<dyn Reader>, layout: &Layout, sums: Arc<Checksums>) -> Result<Self, OpenError> {
         let check = Check {
             sums,
             layers: layout.experts.iter().enumerate().map(|(i, l)| (l.layer, (i, *l))).collect(),
@@ -52,8 +79,18 @@ impl VerifyingReader {
             path: inner.path().into(),
             spare: Mutex::default(),
             counters: Arc::default(),
+            line: Mutex::default(),
+            bell: Condvar::new(),
         };
-        Self { inner, check: Arc::new(check) }
+        let mut this = Self { inner, check: Arc::new(check), threads: Vec::new() };
+        for number in 0..crate::sys::cpu_count().clamp(1, THREADS_MAX) {
+            let (check, inner) = (Arc::clone(&this.check), Arc::clone(&this.inner));
+            let builder = std::thread::Builder::new().name(format!("ds4-verify-{number}"));
+            let thread = builder.spawn(move || check.work(inner.as_ref()));
+            // Dropping what there is ends the threads before.
+            this.threads.push(thread.map_err(|source| OpenError::Threads { source })?);
+        }
+        Ok(this)
     }
 
     /// Live counters.
@@ -65,6 +102,17 @@ impl VerifyingReader {
     pub fn memory_bytes_max(&self) -> u64 {
         let rows = self.check.tables.values().map(|(_, t)| self.check.row_region_bytes(u64::from(t.row_bytes)));
         rows.max().unwrap_or(0) * SPARE_REGIONS_MAX as u64
+    }
+}
+
+impl Drop for VerifyingReader {
+    fn drop(&mut self) {
+        // Whatever lands later is compared where it lands.
+        self.check.line.lock().is_closed = true;
+        self.check.bell.notify_all();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
     }
 }
 
@@ -92,6 +140,25 @@ struct Entry {
 }
 
 impl Check {
+    /// A comparing thread, until the reader goes.
+    fn work(&self, inner: &dyn Reader) {
+        loop {
+            let mut line = self.line.lock();
+            let job = loop {
+                match line.waiting.pop_front() {
+                    Some(job) => break job,
+                    None if line.is_closed => return,
+                    None => self.bell.wait(&mut line),
+                }
+            };
+            drop(line);
+            let Job { sink, entry, landed } = job;
+            if let Some(next) = sink.compare(entry, landed) {
+                inner.submit(vec![next], sink);
+            }
+        }
+    }
+
     fn rule(&self, extent: Extent, label: &ReadLabel) -> Rule {
         match label {
             ReadLabel::Expert { key, part } => {
@@ -178,6 +245,7 @@ fn widened(layout: &TableLayout, extent: Extent) -> Extent {
 
 /// Stands between the reader and the sink of one batch.
 struct CheckedSink {
+    me: Weak<CheckedSink>,
     check: Arc<Check>,
     sink: Arc<dyn ReadSink>,
     /// By the tag that the inner reader sees.
@@ -249,44 +317,59 @@ impl CheckedSink {
 
 impl ReadSink for CheckedSink {
     fn landed(&self, tag: u64, result: ReadResult) -> Option<ReadRequest> {
-        let mut entry = self.entries.lock().take(tag);
+        let entry = self.entries.lock().take(tag);
+        let landed = match result {
+            Ok(landed) => landed,
+            Err(error) => return self.hand_on(entry.tag, Err(error)),
+        };
+        let (Rule::Whole(_), Some(sink)) = (entry.rule, self.me.upgrade()) else { return self.compare(entry, landed) };
+        let mut line = self.check.line.lock();
+        if line.is_closed {
+            drop(line);
+            return self.compare(entry, landed);
+        }
+        line.waiting.push_back(Job { sink, entry, landed });
+        drop(line);
+        self.check.bell.notify_one();
+        None
+    }
+}
+
+impl CheckedSink {
+    /// Compares what has landed and tells the caller, or asks for the same read once more.
+    fn compare(&self, mut entry: Entry, landed: Landed) -> Option<ReadRequest> {
         let counters = &self.check.counters;
         let read = match entry.rule {
             Rule::Blocks { layout, .. } => widened(&layout, entry.extent),
             _ => entry.extent,
         };
-        let (tag, result) = match result {
-            Err(error) => (entry.tag, Err(error)),
-            Ok(landed) => {
-                let since = Instant::now();
-                let mismatch = self.check.mismatch(entry.rule, read, landed.bytes());
-                counters.hash_ns.add_ns(since.elapsed());
-                match mismatch {
-                    None => {
-                        let is_checked = !matches!(entry.rule, Rule::None);
-                        let counter = if is_checked { &counters.reads } else { &counters.unchecked };
-                        counter.increment();
-                        counters.bytes.add(if is_checked { read.len } else { 0 });
-                        counters.repaired.add(u64::from(entry.is_second_try));
-                        (entry.tag, Ok(self.deliver(&mut entry, read, landed)))
-                    }
-                    Some(_) if !entry.is_second_try => {
-                        counters.mismatches.increment();
-                        entry.is_second_try = true;
-                        return Some(self.again(entry, read, landed.region));
-                    }
-                    Some((extent, expected, found)) => {
-                        if entry.lent.is_some() {
-                            self.check.keep(landed.region);
-                        }
-                        counters.mismatches.increment();
-                        counters.failed.increment();
-                        let at = self.at(&entry, extent);
-                        (entry.tag, Err(ReadError::Corrupt { at, expected, found }))
-                    }
-                }
-            }
+        let since = Instant::now();
+        let mismatch = self.check.mismatch(entry.rule, read, landed.bytes());
+        counters.hash_ns.add_ns(since.elapsed());
+        let Some((extent, expected, found)) = mismatch else {
+            let is_checked = !matches!(entry.rule, Rule::None);
+            let counter = if is_checked { &counters.reads } else { &counters.unchecked };
+            counter.increment();
+            counters.bytes.add(if is_checked { read.len } else { 0 });
+            counters.repaired.add(u64::from(entry.is_second_try));
+            let landed = self.deliver(&mut entry, read, landed);
+            return self.hand_on(entry.tag, Ok(landed));
         };
+        counters.mismatches.increment();
+        if !entry.is_second_try {
+            entry.is_second_try = true;
+            return Some(self.again(entry, read, landed.region));
+        }
+        counters.failed.increment();
+        if entry.lent.is_some() {
+            self.check.keep(landed.region);
+        }
+        let at = self.at(&entry, extent);
+        self.hand_on(entry.tag, Err(ReadError::Corrupt { at, expected, found }))
+    }
+
+    /// Tells the caller how a read ended, and takes the next one that it may ask for.
+    fn hand_on(&self, tag: u64, result: ReadResult) -> Option<ReadRequest> {
         let mut next = self.sink.landed(tag, result);
         loop {
             match self.admit(next?) {
@@ -295,26 +378,21 @@ impl ReadSink for CheckedSink {
             }
         }
     }
-}
 
-impl CheckedSink {
     /// The same read once more, in the same memory.
     fn again(&self, entry: Entry, read: Extent, region: DestRegion) -> ReadRequest {
-        let lane = match entry.label {
-            ReadLabel::Row { .. } => super::reader::Lane::Rows,
-            _ => super::reader::Lane::Bulk,
-        };
+        let lane = if matches!(entry.label, ReadLabel::Row { .. }) { Lane::Rows } else { Lane::Bulk };
         let label = entry.label.clone();
-        // Somebody waited for it already, whatever class it had.
-        let class = super::reader::ReadClass::Demand;
         let tag = self.entries.lock().put(entry);
-        ReadRequest { extent: read, lane, class, label, region, tag }
+        // Somebody waited for it already, whatever class it had.
+        ReadRequest { extent: read, lane, class: ReadClass::Demand, label, region, tag }
     }
 }
 
 impl Reader for VerifyingReader {
     fn submit(&self, batch: Vec<ReadRequest>, sink: Arc<dyn ReadSink>) -> BatchId {
-        let checked = Arc::new(CheckedSink {
+        let checked = Arc::new_cyclic(|me| CheckedSink {
+            me: me.clone(),
             check: Arc::clone(&self.check),
             sink: Arc::clone(&sink),
             entries: Mutex::default(),
