@@ -5,10 +5,31 @@
 
 constexpr int THREADS = 512;
 
+__device__ __forceinline__ void add_products(float lane[4], float4 a, float4 b) {
+    lane[0] += a.x * b.x;
+    lane[1] += a.y * b.y;
+    lane[2] += a.z * b.z;
+    lane[3] += a.w * b.w;
+}
+
+// sum + weights[0] * values[slots[0] * width] + .., in order; loads are ahead of the additions, which wait for one another.
+__device__ __forceinline__ float add_rows(float sum, const float *values, const int *slots, const float *weights, int count, int width) {
+    int i = 0;
+    for (; i + AHEAD <= count; i += AHEAD) {
+        float v[AHEAD];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) v[k] = values[(size_t)slots[i + k] * width];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) sum += weights[i + k] * v[k];
+    }
+    for (; i < count; i++) sum += weights[i] * values[(size_t)slots[i] * width];
+    return sum;
+}
+
 // q, out: [rows, heads, width]; window: [window_slots, width]; compressed: [groups, width]; selected: [rows, k]; sinks: [heads].
 // Grid (heads, rows); THREADS + 32 threads: the last warp adds up the softmax while the others sum values.
 // Shared: width + 2 * (window_len + k) words. `width` is a multiple of 4.
-extern "C" __global__ void __launch_bounds__(THREADS + 32) attention(
+extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) attention(
     const float *q, const float *window, const float *compressed, const int *selected, const float *sinks, float *out, int heads, int width,
     int window_slots, int window_len, int k, int first_pos, float scale
 ) {
@@ -41,14 +62,15 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) attention(
             int i = base + tid / 4;
             const float *row = row_of(min(i, keys - 1));
             float lane[4] = {};
-#pragma unroll 16
-            for (int at = 4 * t; at < width; at += LANES) {
-                float4 a = *(const float4 *)(query + at), b = *(const float4 *)(row + at);
-                lane[0] += a.x * b.x;
-                lane[1] += a.y * b.y;
-                lane[2] += a.z * b.z;
-                lane[3] += a.w * b.w;
+            int at = 4 * t;
+            for (; at + (AHEAD - 1) * LANES < width; at += AHEAD * LANES) {
+                float4 v[AHEAD];
+#pragma unroll
+                for (int k = 0; k < AHEAD; k++) v[k] = *(const float4 *)(row + at + k * LANES);
+#pragma unroll
+                for (int k = 0; k < AHEAD; k++) add_products(lane, *(const float4 *)(query + at + k * LANES), v[k]);
             }
+            for (; at < width; at += LANES) add_products(lane, *(const float4 *)(query + at), *(const float4 *)(row + at));
             float score = fold_fours(lane) * scale;
             if (t == 0 && i < keys) {
                 weights[i] = score;
@@ -66,8 +88,15 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) attention(
     // Values: each thread a channel, keys in order. Meanwhile one thread sums the weights, in order too.
     if (tid == THREADS) {
         float sum = exp_of(sinks[head] - peak);
-#pragma unroll 16
-        for (int i = 0; i < keys; i++) sum += weights[i];
+        int i = 0;
+        for (; i + AHEAD <= keys; i += AHEAD) {
+            float v[AHEAD];
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++) v[k] = weights[i + k];
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++) sum += v[k];
+        }
+        for (; i < keys; i++) sum += weights[i];
         total = sum;
     }
     float *to = out + (r * heads + head) * width;
@@ -76,10 +105,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) attention(
         bool is_mine = tid < THREADS && at < width;
         float sum = 0.0f;
         if (is_mine) {
-#pragma unroll 16
-            for (int i = 0; i < in_window; i++) sum += weights[i] * window[(size_t)slots[i] * width + at];
-#pragma unroll 16
-            for (int i = in_window; i < keys; i++) sum += weights[i] * compressed[(size_t)slots[i] * width + at];
+            sum = add_rows(sum, window + at, slots, weights, in_window, width);
+            sum = add_rows(sum, compressed + at, slots + in_window, weights + in_window, picked, width);
         }
         __syncthreads();
         if (is_mine) to[at] = sum / total;

@@ -39,6 +39,8 @@ __device__ __forceinline__ float fold_fours(const float lane[4]) {
 
 // Values whose products are held in shared memory at a time by `block_sum`; a multiple of LANES.
 constexpr int SUM_TILE = 2048;
+// Values that a thread of a long sum reads before it adds the first of them.
+constexpr int AHEAD = 16;
 
 // Sum of term(0..count) in the order of the CPU's 16 lanes, by a whole block of at least two warps; every thread gets it.
 // `tiles` has room for 2 * SUM_TILE values: while 16 threads of the first warp add up one tile, the other warps compute the next.
@@ -57,10 +59,16 @@ __device__ float block_sum(int count, float *tiles, Term term) {
             for (int i = tid - 32; i < min(SUM_TILE, count - next); i += helpers) tile[i] = term(next + i);
         } else if (tid < LANES) {
             const float *tile = tiles + turn * SUM_TILE;
-            int len = min(SUM_TILE, count - first), whole = len / LANES * LANES, i = tid;
-#pragma unroll 16
-            for (; i < whole; i += LANES) lane += tile[i];
-            if (i < len) lane += tile[i];
+            int len = min(SUM_TILE, count - first), i = tid;
+            // Read ahead of the additions, which wait for one another.
+            for (; i + (AHEAD - 1) * LANES < len; i += AHEAD * LANES) {
+                float v[AHEAD];
+#pragma unroll
+                for (int k = 0; k < AHEAD; k++) v[k] = tile[i + k * LANES];
+#pragma unroll
+                for (int k = 0; k < AHEAD; k++) lane += v[k];
+            }
+            for (; i < len; i += LANES) lane += tile[i];
         }
     }
     if (tid < 32) {

@@ -22,10 +22,9 @@ struct Part256 {
     float d, dmin;
 };
 
-// Tables of IQ2_XXS in shared memory: magnitudes, and 0xff in the bytes that a sign code makes negative.
+// The magnitudes of IQ2_XXS in shared memory. Signs are computed: a second table was slower, its reads fall into the same banks.
 struct Iq2Tables {
     u64 grid[256];
-    u64 signs[128];
 };
 
 // Codes are stored this much too high.
@@ -142,8 +141,7 @@ __device__ __forceinline__ void unpack_iq2_xxs(const Raw256 &r, const Iq2Tables 
     for (int j = 0; j < 4; j++) {
         uint2 sub = r.low[j];
         u64 magnitudes = tables->grid[__byte_perm(sub.x, 0, 0x4440 + (t & 3))];
-        u64 signs = tables->signs[(sub.y >> shift) & 127];
-        u32 low = (u32)signs, high = (u32)(signs >> 32);
+        u32 signs = sign_bits((sub.y >> shift) & 127), low = byte_mask(signs), high = byte_mask(signs >> 4);
         // Magnitudes are never 0, so negating a byte carries nothing into the next.
         p.codes[j][0] = (int)(((u32)magnitudes ^ low) + (low & 0x01010101));
         p.codes[j][1] = (int)(((u32)(magnitudes >> 32) ^ high) + (high & 0x01010101));

@@ -175,10 +175,6 @@ template <int T> __device__ __forceinline__ const Iq2Tables *tables_for() {
     if constexpr (T == IQ2_XXS) {
         __shared__ Iq2Tables tables;
         for (int i = threadIdx.x; i < 256; i += blockDim.x) tables.grid[i] = IQ2_GRID[i];
-        for (int i = threadIdx.x; i < 128; i += blockDim.x) {
-            u32 bits = sign_bits(i);
-            tables.signs[i] = byte_mask(bits) | (u64)byte_mask(bits >> 4) << 32;
-        }
         __syncthreads();
         return &tables;
     } else {

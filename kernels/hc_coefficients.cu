@@ -55,7 +55,7 @@ __device__ float sinkhorn_together(float v, int n, float eps, int iterations) {
 
 // streams: [rows, n, hidden]; mix: [rows, n * (n + 2)]; base: [n * (n + 2)]; scale: [3];
 // pre, post: [rows, n]; comb: [rows, n, n].
-extern "C" __global__ void __launch_bounds__(256) hc_coefficients(
+extern "C" __global__ void __launch_bounds__(256, 3) hc_coefficients(
     const float *streams, const float *mix, const float *base, const float *scale, float *pre, float *post, float *comb, int n, int hidden,
     float rms_eps, float hc_eps, int iterations
 ) {

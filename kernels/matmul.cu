@@ -131,7 +131,7 @@ __device__ void matmul_floats(const u8 *w, const float *x, float *out, int w_row
 }
 
 #define FLOATS_N(name, type, n) \
-    extern "C" __global__ void __launch_bounds__(DOT_THREADS) matmul_##name##_floats_##n( \
+    extern "C" __global__ void __launch_bounds__(DOT_THREADS, 6) matmul_##name##_floats_##n( \
         const u8 *w, const float *x, float *out, int w_rows, int cols, int rows, int groups \
     ) { \
         matmul_floats<type, n>(w, x, out, w_rows, cols, rows, groups); \
@@ -177,8 +177,18 @@ template <int T> __device__ void matmul_wide(const u8 *w, const float *x, float 
         if (first + WIDE_TILE < cols) fetch(first + WIDE_TILE);
         if (tid < 32) {
             int len = min(WIDE_TILE, cols - first);
-#pragma unroll 8
-            for (int i = tid; i < len; i += 32) lane = fmaf(weights[i], values[i], lane);
+            int i = tid;
+            for (; i + (AHEAD - 1) * 32 < len; i += AHEAD * 32) {
+                float v[AHEAD], u[AHEAD];
+#pragma unroll
+                for (int k = 0; k < AHEAD; k++) {
+                    v[k] = weights[i + k * 32];
+                    u[k] = values[i + k * 32];
+                }
+#pragma unroll
+                for (int k = 0; k < AHEAD; k++) lane = fmaf(v[k], u[k], lane);
+            }
+            for (; i < len; i += 32) lane = fmaf(weights[i], values[i], lane);
         }
     }
     if (tid >= 32) return;
@@ -187,7 +197,7 @@ template <int T> __device__ void matmul_wide(const u8 *w, const float *x, float 
 }
 
 #define WIDE(name, type) \
-    extern "C" __global__ void __launch_bounds__(WIDE_THREADS) matmul_##name##_wide( \
+    extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 3) matmul_##name##_wide( \
         const u8 *w, const float *x, float *out, int w_rows, int cols, int groups \
     ) { \
         matmul_wide<type>(w, x, out, w_rows, cols, groups); \

@@ -3,7 +3,7 @@
 #include "common.cuh"
 
 // x, out: [rows, width]; weight: [width].
-extern "C" __global__ void __launch_bounds__(256) rms_norm(const float *x, const float *weight, float *out, int width, float eps) {
+extern "C" __global__ void __launch_bounds__(256, 3) rms_norm(const float *x, const float *weight, float *out, int width, float eps) {
     __shared__ float tiles[2 * SUM_TILE];
     const float *row = x + (size_t)blockIdx.x * width;
     float *to = out + (size_t)blockIdx.x * width;

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crate::backend::cpu::CpuBackend;
-use crate::backend::cuda::{self, CudaBackend};
+use crate::backend::cuda::{self, CudaBackend, Registered};
 use crate::engine::EngineError;
 use crate::engine::device::{On, ReadGpu};
 use crate::engine::gpu_experts::{GpuExperts, slot_bytes};
@@ -13,6 +13,7 @@ use crate::engine::metadata::FileMetadata;
 use crate::engine::options::EngineOptions;
 use crate::engine::prepare::Prepared;
 use crate::engine::routes::Routes;
+use crate::engine::slabs::Piece;
 use crate::engine::stats::GpuStats;
 use crate::engine::weights::FileWeights;
 use crate::models::supply::ExpertSupply;
@@ -51,19 +52,36 @@ pub(super) fn load(
 /// Too few slots for one token, or a budget beyond what is free.
 pub(super) fn place(
     (backend, model): (Arc<CudaBackend>, Arc<dyn Model<CudaBackend>>),
-    inner: Arc<dyn ExpertSupply<CpuBackend>>,
+    (inner, arena): (Arc<dyn ExpertSupply<CpuBackend>>, Vec<Piece>),
     options: &EngineOptions,
     prepared: &Prepared,
     routes: Routes,
 ) -> Result<On<CudaBackend>, EngineError> {
+    let registered = register(&backend, &arena);
     let layers = prepared.layout.experts.clone();
     let slots = slots(&backend, options, prepared, slot_bytes(&layers) as u64)?;
-    let experts = Arc::new(GpuExperts::new(Arc::clone(&backend), inner, layers, slots, routes)?);
+    let experts = Arc::new(GpuExperts::new(Arc::clone(&backend), (inner, registered), layers, slots, routes)?);
     let read_gpu: ReadGpu = {
         let (backend, experts) = (Arc::clone(&backend), Arc::clone(&experts));
         Box::new(move || read(&backend, &experts))
     };
     Ok(On { backend, model, experts, read_gpu: Some(read_gpu) })
+}
+
+/// Makes the arena of the host's slots known to the device, so that uploads from it are as fast as the bus. A device that refuses says so
+/// once, and uploads are copied by the driver.
+fn register(backend: &CudaBackend, arena: &[Piece]) -> Vec<Registered> {
+    let mut registered = Vec::with_capacity(arena.len());
+    for piece in arena {
+        match backend.register(piece.start, piece.len, Arc::clone(&piece.owner)) {
+            Ok(guard) => registered.push(guard),
+            Err(error) => {
+                tracing::warn!("{error}; uploads of experts will be several times slower");
+                break;
+            }
+        }
+    }
+    registered
 }
 
 fn work_bytes(prepared: &Prepared) -> u64 {
@@ -113,6 +131,7 @@ fn read(backend: &CudaBackend, experts: &GpuExperts) -> GpuStats {
         evictions: counts.evictions,
         launches: device.launches,
         waits: device.waits,
+        registered_bytes: experts.registered_bytes() as u64,
         upload_bytes: device.upload_bytes,
         download_bytes: device.download_bytes,
     }

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::backend::BackendError;
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cpu::matmul::MatView;
-use crate::backend::cuda::{CudaBackend, CudaSlab, CudaView, MatShape, SLAB_ALIGN};
+use crate::backend::cuda::{CudaBackend, CudaSlab, CudaView, MatShape, Registered, SLAB_ALIGN};
 use crate::engine::routes::Routes;
 use crate::models::supply::{ExpertLease, ExpertMats, ExpertSupply, Phase, SupplyError};
 use crate::storage::layout::{ExpertTensor, LayerExperts};
@@ -94,6 +94,8 @@ impl Table {
 pub(super) struct GpuExperts {
     backend: Arc<CudaBackend>,
     inner: Arc<dyn ExpertSupply<CpuBackend>>,
+    /// Memory of `inner` that the device reads by itself: it must not change before an upload has ended.
+    registered: Vec<Registered>,
     layers: Vec<LayerExperts>,
     slab: CudaSlab,
     slot_bytes: usize,
@@ -139,7 +141,7 @@ impl GpuExperts {
     /// When the device has not the memory.
     pub(super) fn new(
         backend: Arc<CudaBackend>,
-        inner: Arc<dyn ExpertSupply<CpuBackend>>,
+        (inner, registered): (Arc<dyn ExpertSupply<CpuBackend>>, Vec<Registered>),
         layers: Vec<LayerExperts>,
         slots: usize,
         routes: Routes,
@@ -147,12 +149,28 @@ impl GpuExperts {
         let slot_bytes = slot_bytes(&layers);
         let slab = backend.slab("the expert cache", slots * slot_bytes)?;
         let table = Mutex::new(Table::new(slots));
-        Ok(Self { backend, inner, layers, slab, slot_bytes, slots, table, routes, leases: AtomicUsize::new(0) })
+        Ok(Self {
+            backend,
+            inner,
+            registered,
+            layers,
+            slab,
+            slot_bytes,
+            slots,
+            table,
+            routes,
+            leases: AtomicUsize::new(0),
+        })
     }
 
     /// Slots and bytes of the tier.
     pub(super) fn size(&self) -> (usize, usize) {
         (self.slots, self.slab.len())
+    }
+
+    /// Bytes of host memory that the device reads by itself.
+    pub(super) fn registered_bytes(&self) -> usize {
+        self.registered.iter().map(Registered::len).sum()
     }
 
     pub(super) fn counts(&self) -> TierCounts {
@@ -260,6 +278,16 @@ impl ExpertSupply<CudaBackend> for GpuExperts {
     }
 }
 
+impl GpuLease<'_> {
+    /// Ends the hold on the lower tier, once the device has read what was uploaded from it.
+    fn let_go(&mut self) -> Result<(), SupplyError> {
+        let Some(below) = self.below.take() else { return Ok(()) };
+        let read = if self.owner.registered.is_empty() { Ok(()) } else { self.owner.backend.device().wait() };
+        drop(below);
+        read.map_err(failed)
+    }
+}
+
 impl ExpertLease<CudaBackend> for GpuLease<'_> {
     fn next_ready(&mut self) -> Result<Option<usize>, SupplyError> {
         if let Some(position) = self.found.pop_front() {
@@ -267,7 +295,7 @@ impl ExpertLease<CudaBackend> for GpuLease<'_> {
         }
         let Some(below) = &mut self.below else { return Ok(None) };
         let Some(index) = below.next_ready()? else {
-            self.below = None;
+            self.let_go()?;
             return Ok(None);
         };
         let (position, mats) = (self.missing[index], below.mats(index));
@@ -294,6 +322,8 @@ impl ExpertLease<CudaBackend> for GpuLease<'_> {
 
 impl Drop for GpuLease<'_> {
     fn drop(&mut self) {
+        // A device that failed reads nothing more; whoever computes next is told.
+        let _ = self.let_go();
         let mut table = self.owner.table.lock();
         for (slot, is_filled) in self.slots.drain(..).filter(|(slot, _)| *slot != usize::MAX) {
             table.release(slot, is_filled);

@@ -59,7 +59,7 @@ use options::EngineOptions;
 use passes::Passes;
 use prepare::{Prepared, prepare};
 use routes::Routes;
-use slabs::{SlabClass, SlabError, Slabs};
+use slabs::{Piece, SlabClass, SlabError, Slabs};
 use supply::{ResidentExperts, StreamedExperts, TableRows};
 use weights::FileWeights;
 
@@ -184,8 +184,11 @@ impl Engine {
         let (mut preloaded, mut routes) = ((0, Bytes(0)), Routes::without_verdict());
         // A GPU's own tier hears of every request and tells; the cache below it sees only some.
         let is_upper_tier = !matches!(seat, Seat::Cpu(..));
+        let mut arena = Vec::new();
         let (experts, cache): (Arc<dyn ExpertSupply<CpuBackend>>, _) = if options.is_streaming {
-            let cache = Arc::new(make_cache(&prepared)?);
+            let (cache, pieces) = make_cache(&prepared)?;
+            let cache = Arc::new(cache);
+            arena = pieces;
             if !is_upper_tier {
                 routes = Routes::new(&layers.iter().map(|l| (l.layer, l.experts)).collect::<Vec<_>>());
                 cache.set_route_sink(Some(routes.sink()));
@@ -197,7 +200,7 @@ impl Engine {
             let resident = ResidentExperts::new(loaded, layers, told).ok_or(EngineError::ExpertTensors)?;
             (Arc::new(resident), None)
         };
-        let placed = seat.place(experts, options, &prepared, &routes)?;
+        let placed = seat.place((experts, arena), options, &prepared, &routes)?;
         Ok(Self { prepared, placed, cache, routes, passes: Arc::default(), preloaded, forecast })
     }
 
@@ -395,16 +398,19 @@ impl Seat {
     /// Gives the model its experts.
     fn place(
         self,
-        experts: Arc<dyn ExpertSupply<CpuBackend>>,
+        (experts, arena): (Arc<dyn ExpertSupply<CpuBackend>>, Vec<Piece>),
         #[cfg_attr(not(feature = "cuda"), expect(unused_variables))] options: &EngineOptions,
         #[cfg_attr(not(feature = "cuda"), expect(unused_variables))] prepared: &Prepared,
         #[cfg_attr(not(feature = "cuda"), expect(unused_variables))] routes: &Routes,
     ) -> Result<Box<dyn Placed>, EngineError> {
+        #[cfg(not(feature = "cuda"))]
+        drop(arena);
         match self {
+            // Only a device has to know the memory of slots.
             Self::Cpu(backend, model) => Ok(Box::new(On { backend, model, experts, read_gpu: None })),
             #[cfg(feature = "cuda")]
             Self::Cuda(backend, model) => {
-                Ok(Box::new(gpu::place((backend, model), experts, options, prepared, routes.clone())?))
+                Ok(Box::new(gpu::place((backend, model), (experts, arena), options, prepared, routes.clone())?))
             }
         }
     }
@@ -428,18 +434,20 @@ fn load_weights(
     Ok(Arc::new(loaded))
 }
 
-fn make_cache(prepared: &Prepared) -> Result<ExpertCache, EngineError> {
+/// The cache, and the memory of its slots.
+fn make_cache(prepared: &Prepared) -> Result<(ExpertCache, Vec<Piece>), EngineError> {
     let slab_classes: Vec<SlabClass> =
         prepared.plan.classes.iter().map(|c| SlabClass { slot_bytes: c.slot_bytes, slots: c.slots }).collect();
     let slabs = Slabs::allocate(&slab_classes)?;
-    Ok(ExpertCache::new(CacheParts {
+    let cache = ExpertCache::new(CacheParts {
         reader: Arc::clone(&prepared.reader),
         layout: &prepared.layout.experts,
         classes: &prepared.classes,
         memory: slabs.slots,
         policy: &prepared.policy,
         hold_wait: expert_cache::HOLD_WAIT,
-    })?)
+    })?;
+    Ok((cache, slabs.pieces))
 }
 
 /// The same number of experts of every layer, in file order: without routes to go by, no layer deserves more.

@@ -39,6 +39,22 @@ pub struct Slabs {
     pub arena: Bytes,
     /// Whether the system took the advice to use huge pages.
     pub is_huge_advised: bool,
+    /// The arena in runs of whole slots, for a device that wants to know it.
+    pub pieces: Vec<Piece>,
+}
+
+/// Most bytes of a piece, unless one slot is larger: devices register memory in pieces, and a transfer must lie within one.
+const PIECE_BYTES_MAX: usize = 256 << 20;
+
+/// A run of whole slots, kept mapped.
+#[derive(Clone)]
+pub struct Piece {
+    /// Address of the first byte.
+    pub start: usize,
+    /// Bytes.
+    pub len: usize,
+    /// Keeps the mapping.
+    pub owner: Arc<dyn Any + Send + Sync>,
 }
 
 impl Slabs {
@@ -49,7 +65,8 @@ impl Slabs {
         // A mapping of no bytes is not possible; a model without experts gets a page that it never touches.
         let map = MmapOptions::new().len(bytes.max(1)).map_anon().map_err(refused)?;
         let is_huge_advised = map.advise(Advice::HugePage).is_ok();
-        Ok(Self { slots: cut(map, classes), arena: Bytes(bytes as u64), is_huge_advised })
+        let (slots, pieces) = cut(map, classes);
+        Ok(Self { slots, arena: Bytes(bytes as u64), is_huge_advised, pieces })
     }
 }
 
@@ -68,12 +85,13 @@ fn arena_bytes(classes: &[SlabClass]) -> Result<usize, SlabError> {
     Ok(sum)
 }
 
-fn cut(mut map: MmapMut, classes: &[SlabClass]) -> Vec<Vec<DestRegion>> {
+fn cut(mut map: MmapMut, classes: &[SlabClass]) -> (Vec<Vec<DestRegion>>, Vec<Piece>) {
     let base = NonNull::new(map.as_mut_ptr()).expect("a mapping is never at address 0");
     // From here on the map is only kept, never dereferenced.
     let owner: Arc<dyn Any + Send + Sync> = Arc::new(map);
     let mut offset = 0;
     let mut all = Vec::with_capacity(classes.len());
+    let mut pieces: Vec<Piece> = Vec::new();
     for class in classes {
         let slot_bytes = class.slot_bytes.0 as usize;
         let mut slots = Vec::with_capacity(class.slots as usize);
@@ -83,11 +101,19 @@ fn cut(mut map: MmapMut, classes: &[SlabClass]) -> Vec<Vec<DestRegion>> {
             // SAFETY: the range is mapped zeroed memory inside `owner`'s mapping; `offset` grows by the slot's length, so
             // no two regions overlap; the mapping is moved into `owner`, and nobody reads it but through regions.
             slots.push(unsafe { DestRegion::from_raw(start, slot_bytes, Arc::clone(&owner)) });
+            match pieces.last_mut() {
+                Some(piece) if piece.len + slot_bytes <= PIECE_BYTES_MAX => piece.len += slot_bytes,
+                _ => pieces.push(Piece {
+                    start: start.as_ptr().expose_provenance(),
+                    len: slot_bytes,
+                    owner: Arc::clone(&owner),
+                }),
+            }
             offset += slot_bytes;
         }
         all.push(slots);
     }
-    all
+    (all, pieces)
 }
 
 #[cfg(test)]
@@ -112,6 +138,21 @@ mod tests {
         let last = slots.pop().unwrap().pop().unwrap();
         drop(slots);
         assert!(last.bytes().iter().all(|&b| b == 5));
+    }
+
+    #[test]
+    fn pieces_are_whole_slots_and_cover_the_arena() {
+        let (large, small) = (Bytes(100 << 20), Bytes(4096));
+        let classes = [SlabClass { slot_bytes: large, slots: 5 }, SlabClass { slot_bytes: small, slots: 3 }];
+        let Slabs { slots, arena, pieces, .. } = Slabs::allocate(&classes).unwrap();
+        assert_eq!(pieces.iter().map(|p| p.len as u64).sum::<u64>(), arena.0);
+        assert!(pieces.iter().all(|p| p.len <= PIECE_BYTES_MAX));
+        for slot in slots.iter().flatten() {
+            let at = slot.bytes().as_ptr() as usize;
+            assert!(pieces.iter().any(|p| p.start <= at && at + slot.len() <= p.start + p.len));
+        }
+        let vast = Slabs::allocate(&[SlabClass { slot_bytes: Bytes(300 << 20), slots: 2 }]).unwrap();
+        assert_eq!(vast.pieces.len(), 2, "a slot is never split");
     }
 
     #[test]

@@ -60,6 +60,8 @@ pub struct GpuStats {
     pub launches: u64,
     /// Times that the host waited for the GPU.
     pub waits: u64,
+    /// Host memory that the GPU reads directly.
+    pub registered_bytes: u64,
     pub upload_bytes: u64,
     pub download_bytes: u64,
 }

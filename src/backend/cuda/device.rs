@@ -2,6 +2,7 @@
 //! Never waits except where a caller asks for bytes. Surprising fact: an error of a kernel shows at a later call, so the names of the
 //! kernels since the last wait are kept and told with it.
 
+use std::any::Any;
 use std::fmt::Write as _;
 use std::os::raw::c_void;
 use std::sync::Arc;
@@ -263,6 +264,54 @@ impl Device {
             result::launch_kernel(function, grid, block, shared, self.raw_stream(), &mut params[..firsts.len()])
         };
         self.check("a launch", started)
+    }
+}
+
+/// Host memory that the device knows.
+pub struct Registered {
+    device: Arc<Device>,
+    start: usize,
+    len: usize,
+    /// Dropped last: the memory stays mapped while it is registered.
+    _owner: Arc<dyn Any + Send + Sync>,
+}
+
+impl Registered {
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Device {
+    /// Makes host memory known to the device until the result is dropped.
+    pub(super) fn register(
+        device: &Arc<Self>,
+        start: usize,
+        len: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Registered, BackendError> {
+        device.bind()?;
+        let at = std::ptr::with_exposed_provenance_mut::<c_void>(start);
+        // SAFETY: the range is only described to the driver, which refuses what is not mapped; `owner` keeps it mapped until the drop below.
+        let done = unsafe { sys::cuMemHostRegister_v2(at, len, 0).result() };
+        device.check("registering host memory", done)?;
+        Ok(Registered { device: Arc::clone(device), start, len, _owner: owner })
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        if self.device.wait().is_ok() {
+            let at = std::ptr::with_exposed_provenance_mut::<c_void>(self.start);
+            // SAFETY: registered by `register`, and no transfer is under way.
+            let _ = unsafe { sys::cuMemHostUnregister(at).result() };
+        }
     }
 }
 

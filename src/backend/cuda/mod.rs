@@ -8,9 +8,10 @@ mod launch;
 mod memory;
 mod modules;
 
+use std::any::Any;
 use std::sync::Arc;
 
-pub use device::{Device, DeviceCounters, OpenError, Properties};
+pub use device::{Device, DeviceCounters, OpenError, Properties, Registered};
 pub use memory::{CudaBuf, CudaIds, CudaMat, CudaView, MatShape};
 pub use modules::LoadError;
 
@@ -62,6 +63,20 @@ impl CudaBackend {
         self.arithmetic
     }
 
+    /// Makes host memory at address `start` known to the device, until the result is dropped: uploads from it are then as fast as the bus, and
+    /// its bytes must not change before they have ended. `owner` keeps the memory mapped.
+    ///
+    /// # Errors
+    /// When the system does not lock that much, or the device cannot do this.
+    pub fn register(
+        &self,
+        start: usize,
+        len: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Registered, BackendError> {
+        Device::register(&self.device, start, len, owner)
+    }
+
     /// Memory for matrices that come and go.
     ///
     /// # Errors
@@ -70,7 +85,8 @@ impl CudaBackend {
         Ok(CudaSlab { bytes: Bytes::new(&self.device, what, bytes)? })
     }
 
-    /// Writes a matrix, as it lies in a file, to `at` of `slab`, in order with the ops. `src` may be reused on return.
+    /// Writes a matrix, as it lies in a file, to `at` of `slab`, in order with the ops. `src` may be reused on return, unless it is
+    /// registered: then when the device has waited.
     ///
     /// # Errors
     /// Bytes that are not `shape`, and failures of the device.
