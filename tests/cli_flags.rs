@@ -109,6 +109,7 @@ fn the_closing_lines() {
         "waited for the drive: ",
         "preload: 10 experts",
         "n-gram rows: ",
+        "decode: ",
         "memory: peak ",
     ];
     assert_eq!(lines.len(), 1 + starts.len(), "{lines:#?}");

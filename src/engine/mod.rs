@@ -3,6 +3,8 @@
 
 pub mod advice;
 mod checked_runner;
+pub mod doctor;
+pub mod forecast;
 pub mod hotlist;
 pub mod lookahead;
 pub mod metadata;
@@ -21,6 +23,7 @@ use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use cache_policy::plan::{Plan, PlanError};
 use cache_policy::{ClassShape, TraceHeader, TraceLayer, UnknownPolicy};
@@ -43,6 +46,7 @@ use crate::sys::{self, SysError};
 use crate::text::tokenizer::{Tokenizer, TokenizerError};
 use crate::units::{Bytes, ExpertKey};
 use checked_runner::CheckedRunner;
+use forecast::Forecast;
 use hotlist::{Hotlist, HotlistError};
 use lookahead::{Lookahead, LookaheadStats};
 use metadata::FileMetadata;
@@ -142,6 +146,7 @@ pub struct Engine {
     older_hotlist: Option<Hotlist>,
     /// Experts and bytes that a preload has read.
     preloaded: (u64, Bytes),
+    forecast: Forecast,
 }
 
 impl Engine {
@@ -162,6 +167,7 @@ impl Engine {
             Arc::new(CpuBackend::new(threads, options.arithmetic, options.simd.unwrap_or_else(SimdLevel::detect))?);
         backend.reserve(&prepared.products);
         let loaded = load_weights(&prepared, options.is_streaming, threads, progress)?;
+        let forecast = Forecast::of(&prepared).with_memory(backend.memory_gb_per_s(loaded.all()));
         let source = FileWeights::new(&prepared.file, Arc::clone(&loaded));
         let model = models::load(&FileMetadata(prepared.file.metadata()), Arc::clone(&backend), &source)
             .map_err(|e| EngineError::from(e).inside(prepared.file.path()))?;
@@ -180,8 +186,19 @@ impl Engine {
             let resident = ResidentExperts::new(loaded, layers, routes.clone()).ok_or(EngineError::ExpertTensors)?;
             (Arc::new(resident), None)
         };
-        let passes = Arc::default();
-        Ok(Self { prepared, backend, model, experts, cache, routes, passes, lookahead, older_hotlist, preloaded })
+        Ok(Self {
+            prepared,
+            backend,
+            model,
+            experts,
+            cache,
+            routes,
+            passes: Arc::default(),
+            lookahead,
+            older_hotlist,
+            preloaded,
+            forecast,
+        })
     }
 
     /// A fresh sequence with the planned context.
@@ -308,6 +325,16 @@ impl Engine {
     /// The row tables, when the model has some.
     pub fn rows(&self) -> Option<&RowTables> {
         self.prepared.rows.as_deref()
+    }
+
+    /// How fast this run can be.
+    pub fn forecast(&self) -> &Forecast {
+        &self.forecast
+    }
+
+    /// Time that passes have waited for rows so far.
+    pub fn row_wait(&self) -> Duration {
+        self.rows().map_or(Duration::ZERO, |rows| Duration::from_nanos(rows.counters().wait_ns.get()))
     }
 
     /// Experts and bytes read by the preload.
