@@ -10,7 +10,7 @@ use crate::engine::Engine;
 use crate::engine::advice::Advice;
 use crate::engine::forecast::{Achieved, DecodeSums, Forecast};
 use crate::engine::lookahead::LookaheadStats;
-use crate::obs::{ReadSnapshot, RowSnapshot};
+use crate::obs::{ReadSnapshot, RowSnapshot, VerifyCounters, VerifySnapshot};
 use crate::storage::expert_cache::CacheStats;
 use crate::storage::probe::DriveRates;
 use crate::sys;
@@ -110,6 +110,8 @@ pub struct RunStats {
     pub reads: ReadSnapshot,
     /// Everything the row tables counted.
     pub rows: RowSnapshot,
+    /// What checksums found; absent when reads are not compared.
+    pub verify: Option<VerifySnapshot>,
 }
 
 impl RunStats {
@@ -179,6 +181,7 @@ impl RunStats {
             cache,
             reads,
             rows,
+            verify: engine.verify().map(VerifyCounters::snapshot),
         }
     }
 }

@@ -86,6 +86,7 @@ fn is_known(line: &str) -> bool {
         "preload: ",
         "lookahead (",
         "advice: ",
+        "checksums: ",
         "loading weights: ",
         "preloading experts: ",
         "io_uring is refused",
