@@ -350,3 +350,10 @@ pub struct EngramGate<'a, B: Backend> {
     /// Smallest magnitude under the square root.
     pub floor: f32,
 }
+
+/// Score of a router's logit (spec 3.9): `sqrt(softplus(logit))`, stable for large magnitudes.
+pub fn router_score(logit: f32) -> f32 {
+    // exp and log in F64, rounded once, as in all ops: devices agree then.
+    let exp = f64::from(-logit.abs()).exp() as f32;
+    (logit.max(0.0) + f64::from(exp).ln_1p() as f32).sqrt()
+}

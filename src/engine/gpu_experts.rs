@@ -276,6 +276,18 @@ impl ExpertSupply<CudaBackend> for GpuExperts {
         }
         Ok(Box::new(lease))
     }
+
+    fn guesses_wanted(&self) -> usize {
+        self.inner.guesses_wanted()
+    }
+
+    fn guess(&self, layer: LayerIdx, ids: &[ExpertIdx]) {
+        let unknown = |id: &ExpertIdx| !self.table.lock().by_key.contains(&ExpertKey::new(layer.0, id.0));
+        let missing: Vec<ExpertIdx> = ids.iter().copied().filter(unknown).collect();
+        if !missing.is_empty() {
+            self.inner.guess(layer, &missing);
+        }
+    }
 }
 
 impl GpuLease<'_> {

@@ -1,6 +1,7 @@
 //! Opens a model file, plans memory, and wires models to storage: the only module that sees both sides.
 //! Never computes and never parses. Surprising fact: nothing large is allocated before the plan is made and accepted.
 
+pub mod advice;
 mod checked_runner;
 pub mod device;
 pub mod doctor;
@@ -9,6 +10,8 @@ pub mod forecast;
 mod gpu;
 #[cfg(feature = "cuda")]
 mod gpu_experts;
+pub mod hotlist;
+pub mod lookahead;
 pub mod metadata;
 pub mod observe;
 pub mod options;
@@ -54,8 +57,10 @@ use crate::units::{Bytes, ExpertKey};
 use checked_runner::CheckedRunner;
 use device::{Chosen, On, Placed};
 use forecast::Forecast;
+use hotlist::{Hotlist, HotlistError};
+use lookahead::{Lookahead, LookaheadStats};
 use metadata::FileMetadata;
-use options::EngineOptions;
+use options::{EngineOptions, LookaheadMode};
 use passes::Passes;
 use prepare::{Prepared, prepare};
 use routes::Routes;
@@ -102,6 +107,8 @@ pub enum EngineError {
     Model(#[from] ModelError),
     #[error(transparent)]
     Backend(#[from] BackendError),
+    #[error(transparent)]
+    Hotlist(#[from] HotlistError),
     #[error(
         "the file holds experts of a layer in tensors that were not loaded; convert it again with ds4-gguf convert"
     )]
@@ -158,6 +165,9 @@ pub struct Engine {
     cache: Option<Arc<ExpertCache>>,
     routes: Routes,
     passes: Arc<Passes>,
+    lookahead: Option<Arc<Lookahead>>,
+    /// An earlier list at the place where this run's popularity will be saved.
+    older_hotlist: Option<Hotlist>,
     /// Experts and bytes that a preload has read.
     preloaded: (u64, Bytes),
     forecast: Forecast,
@@ -175,12 +185,14 @@ impl Engine {
     ) -> Result<Self, EngineError> {
         let prepared = prepare(options)?;
         accept(&prepared);
+        let (hotlist, older_hotlist) = hotlist::read_lists(options, &prepared)?;
         let threads = options.threads.unwrap_or_else(sys::cpu_count);
         let loaded = load_weights(&prepared, options.is_streaming, threads, progress)?;
         let source = FileWeights::new(&prepared.file, Arc::clone(&loaded));
         let seat = Seat::take(options, &prepared, threads, &source)?;
         let forecast = Forecast::of(&prepared).with_memory(seat.memory_gb_per_s(loaded.all()));
         let layers = prepared.layout.experts.clone();
+        let mut lookahead = None;
         let (mut preloaded, mut routes) = ((0, Bytes(0)), Routes::without_verdict());
         // A GPU's own tier hears of every request and tells; the cache below it sees only some.
         let is_upper_tier = !matches!(seat, Seat::Cpu(..));
@@ -193,15 +205,27 @@ impl Engine {
                 routes = Routes::new(&layers.iter().map(|l| (l.layer, l.experts)).collect::<Vec<_>>());
                 cache.set_route_sink(Some(routes.sink()));
             }
-            preloaded = preload(&cache, &prepared, progress)?;
-            (Arc::new(StreamedExperts::new(Arc::clone(&cache), layers)), Some(cache))
+            preloaded = preload(&cache, &prepared, hotlist.as_ref(), progress)?;
+            lookahead = make_lookahead(options, &prepared, &cache);
+            let experts = StreamedExperts::new(Arc::clone(&cache), layers, lookahead.clone());
+            (Arc::new(experts), Some(cache))
         } else {
             let told = if is_upper_tier { Routes::without_verdict() } else { routes.clone() };
             let resident = ResidentExperts::new(loaded, layers, told).ok_or(EngineError::ExpertTensors)?;
             (Arc::new(resident), None)
         };
         let placed = seat.place((experts, arena), options, &prepared, &routes)?;
-        Ok(Self { prepared, placed, cache, routes, passes: Arc::default(), preloaded, forecast })
+        Ok(Self {
+            prepared,
+            placed,
+            cache,
+            routes,
+            passes: Arc::default(),
+            lookahead,
+            older_hotlist,
+            preloaded,
+            forecast,
+        })
     }
 
     /// A fresh sequence with the planned context.
@@ -219,7 +243,7 @@ impl Engine {
         // Once everything is in memory the file no longer matters.
         let reader = reads_on.then(|| Arc::clone(&self.prepared.reader));
         let (passes, routes) = (Arc::clone(&self.passes), self.routes.clone());
-        Ok(Box::new(CheckedRunner { inner, reader, passes, routes, session: None }))
+        Ok(Box::new(CheckedRunner { inner, reader, passes, routes, lookahead: self.lookahead.clone(), session: None }))
     }
 
     /// A fresh sequence with another context length, in place of one with the planned length, which the caller has dropped.
@@ -277,8 +301,7 @@ impl Engine {
 
     /// Size classes with their slots, as policies and simulators see them.
     pub fn class_shapes(&self) -> Vec<ClassShape> {
-        let classes = self.prepared.classes.iter().zip(&self.prepared.plan.classes);
-        classes.map(|(class, planned)| class.shape(planned.slots as usize)).collect()
+        self.prepared.class_shapes()
     }
 
     /// Writes the routes of all passes from now on to `out`, until [`Engine::end_trace`].
@@ -318,9 +341,12 @@ impl Engine {
     /// # Errors
     /// A model file that cannot be read, or is no longer the one that was opened.
     pub fn identity(&self) -> io::Result<ModelIdentity> {
-        let (_, _, top_k) = self.prepared.config.expert_shape();
-        let (arch, prepared) = (self.prepared.config.arch(), &self.prepared);
-        ModelIdentity::of(&prepared.file, arch, &prepared.layout.experts, top_k as u64)
+        self.prepared.identity()
+    }
+
+    /// What the lookahead did; `None` when there is none.
+    pub fn lookahead(&self) -> Option<LookaheadStats> {
+        self.lookahead.as_ref().map(|lookahead| lookahead.stats())
     }
 
     /// The reader of the model file.
@@ -450,6 +476,15 @@ fn make_cache(prepared: &Prepared) -> Result<(ExpertCache, Vec<Piece>), EngineEr
     Ok((cache, slabs.pieces))
 }
 
+fn make_lookahead(options: &EngineOptions, prepared: &Prepared, cache: &Arc<ExpertCache>) -> Option<Arc<Lookahead>> {
+    if options.lookahead == LookaheadMode::Off {
+        return None;
+    }
+    let (_, experts, top_k) = prepared.config.expert_shape();
+    let layers = prepared.layout.experts.iter().map(|l| l.layer).collect();
+    Some(Arc::new(Lookahead::new(options.lookahead, Arc::clone(cache), layers, (experts, top_k))))
+}
+
 /// The same number of experts of every layer, in file order: without routes to go by, no layer deserves more.
 fn preload_keys(prepared: &Prepared) -> Vec<ExpertKey> {
     let layers = &prepared.layout.experts;
@@ -466,8 +501,16 @@ fn preload_keys(prepared: &Prepared) -> Vec<ExpertKey> {
     keys
 }
 
-fn preload(cache: &ExpertCache, prepared: &Prepared, progress: &OnProgress<'_>) -> Result<(u64, Bytes), EngineError> {
-    let keys = preload_keys(prepared);
+fn preload(
+    cache: &ExpertCache,
+    prepared: &Prepared,
+    hotlist: Option<&Hotlist>,
+    progress: &OnProgress<'_>,
+) -> Result<(u64, Bytes), EngineError> {
+    let keys = match hotlist {
+        Some(list) => list.best(&prepared.class_shapes(), prepared.plan.preload),
+        None => preload_keys(prepared),
+    };
     if keys.is_empty() {
         return Ok((0, Bytes(0)));
     }
