@@ -36,7 +36,7 @@ done
 # One run without streaming is the twin of every streamed one.
 twin=(-p "${prompts[0]}" --backend cuda)
 run "${twin[@]}" --dump-logits "$out/resident.safetensors" >/dev/null 2>"$out/resident.log"
-for cache in 24:24 60:24 400:60; do
+for cache in 40:24 60:24 400:60; do
   host=${cache%:*} gpu=${cache#*:}
   run "${twin[@]}" --ssd-streaming --ssd-streaming-cache-experts "$host" --gpu-cache "$gpu" --dump-logits "$out/streamed.safetensors" \
     >/dev/null 2>"$out/streamed-$host-$gpu.log" || { tail -3 "$out/streamed-$host-$gpu.log"; failed=1; continue; }
