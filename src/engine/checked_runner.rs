@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::models::probe::Probe;
 use crate::models::supply::SupplyError;
-use crate::models::{LogitSink, ModelError, ModelRunner, RunnerBytes, Want};
+use crate::models::{LogitSink, ModelError, ModelRunner, Progress, RunnerBytes, Want};
 use crate::storage::reader::{FileChange, Reader};
 use crate::units::TokenId;
 
@@ -49,6 +49,10 @@ impl ModelRunner for CheckedRunner {
         self.inner.chunk()
     }
 
+    fn sweep(&self) -> usize {
+        self.inner.sweep()
+    }
+
     fn len(&self) -> usize {
         self.inner.len()
     }
@@ -66,16 +70,17 @@ impl ModelRunner for CheckedRunner {
         self.inner.prefetch_rows(tokens)
     }
 
-    fn forward(
+    fn forward_watched(
         &mut self,
         tokens: &[TokenId],
         want: Want,
         sink: &mut LogitSink<'_>,
         probe: Option<&mut dyn Probe>,
+        progress: &mut Progress<'_>,
     ) -> Result<(), ModelError> {
         let path = || self.reader.path().display().to_string();
         self.reader.check_file().map_err(|change| SupplyError(Box::new(FileChanged { path: path(), change })))?;
-        self.inner.forward(tokens, want, sink, probe).map_err(|error| match error {
+        self.inner.forward_watched(tokens, want, sink, probe, progress).map_err(|error| match error {
             ModelError::RowData { .. } => SupplyError(Box::new(FileDamaged { path: path(), error })).into(),
             other => other,
         })

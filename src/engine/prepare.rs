@@ -97,7 +97,7 @@ fn runner_options(options: &EngineOptions, config: &dyn ModelConfig, notices: &m
         ));
     }
     let chunk = options.chunk.unwrap_or(CHUNK_DEFAULT).min(ctx);
-    RunnerOptions { ctx, chunk, kv_exact: options.kv_exact }
+    RunnerOptions { kv_exact: options.kv_exact, ..RunnerOptions::new(ctx, chunk) }
 }
 
 /// The products of a pass with the types that the file has. A tensor that is missing is an error of the loader.
