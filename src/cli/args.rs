@@ -162,6 +162,9 @@ pub struct StreamingArgs {
     /// How the drive is read
     #[arg(long, value_enum, default_value_t = IoChoice::Auto, value_name = "NAME")]
     pub io: IoChoice,
+    /// Whether the drive is measured (at most a second): when first met, never, or now
+    #[arg(long, value_enum, default_value_t = ProbeFlag::Auto, value_name = "WHEN")]
+    pub probe: ProbeFlag,
 }
 
 /// Looking into a model, a prompt or a run.
@@ -223,6 +226,14 @@ pub enum IoChoice {
     Auto,
     Uring,
     Pread,
+}
+
+/// When the drive is measured.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ProbeFlag {
+    Auto,
+    Off,
+    Force,
 }
 
 impl Cli {

@@ -5,6 +5,7 @@ pub mod convert;
 pub mod expert_cache;
 pub mod gguf;
 pub mod layout;
+pub mod probe;
 pub mod reader;
 pub mod row_table;
 pub mod weights;
