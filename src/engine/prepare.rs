@@ -12,7 +12,9 @@ use cache_policy::policies::{MakePolicy, by_name};
 use crate::backend::cpu::matmul::{self, ProductShape};
 use crate::engine::EngineError;
 use crate::engine::metadata::{FileMetadata, vocabulary};
-use crate::engine::options::{CHUNK_DEFAULT, CTX_DEFAULT_MAX, EngineOptions, PRELOAD_AUTO_MAX, Preload};
+use crate::engine::options::{
+    CHUNK_DEFAULT, CTX_DEFAULT_MAX, EngineOptions, PRELOAD_AUTO_MAX, Preload, SWEEP_ROWS_MAX, SWEEP_SHARE,
+};
 use crate::models::{self, ModelConfig, Product, RunnerOptions};
 use crate::quant::QuantType;
 use crate::storage::expert_cache::{SizeClass, size_classes};
@@ -70,7 +72,7 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
     let classes = size_classes(&layout.experts, alignment)?;
     let products = product_shapes(&file, config.as_ref(), &runner);
     let device = matmul::scratch_bytes(options.arithmetic, &products);
-    let plan = make_plan(options, config.as_ref(), &layout, &classes, (&runner, device), rows.as_deref())?;
+    let (runner, plan) = plan_sweeps(options, config.as_ref(), &layout, &classes, (runner, device), rows.as_deref())?;
     Ok(Prepared {
         file,
         layout,
@@ -138,7 +140,47 @@ fn runner_options(options: &EngineOptions, config: &dyn ModelConfig, notices: &m
         ));
     }
     let chunk = options.chunk.unwrap_or(CHUNK_DEFAULT).min(ctx);
-    RunnerOptions { kv_exact: options.kv_exact, ..RunnerOptions::new(ctx, chunk) }
+    let (decoder_suffix, kv_exact) = (options.decoder_suffix, options.kv_exact);
+    RunnerOptions { decoder_suffix, kv_exact, ..RunnerOptions::new(ctx, chunk) }
+}
+
+/// Widest sweep, in whole chunks, whose rows take at most their share of `usable`.
+fn widest_sweep(config: &dyn ModelConfig, runner: &RunnerOptions, usable: Bytes) -> usize {
+    let bytes = |chunks: usize| {
+        let bytes = config.runner_bytes(&RunnerOptions { sweep: chunks * runner.chunk, ..*runner });
+        bytes.scratch.saturating_add(bytes.kv)
+    };
+    let least = bytes(1);
+    let (mut fits, mut too_many) = (1, runner.ctx.min(SWEEP_ROWS_MAX).div_ceil(runner.chunk) + 1);
+    while too_many - fits > 1 {
+        let middle = fits.midpoint(too_many);
+        let is_within = bytes(middle).saturating_sub(least) <= usable.0 / SWEEP_SHARE;
+        *(if is_within { &mut fits } else { &mut too_many }) = middle;
+    }
+    fits * runner.chunk
+}
+
+/// The plan, and the runner with the sweeps that it has room for. A width that was asked for is not changed.
+fn plan_sweeps(
+    options: &EngineOptions,
+    config: &dyn ModelConfig,
+    layout: &Layout,
+    classes: &[SizeClass],
+    (mut runner, device): (RunnerOptions, u64),
+    rows: Option<&RowTables>,
+) -> Result<(RunnerOptions, Plan), EngineError> {
+    let mut facts = sys::memory_facts()?;
+    facts.simulated_used = options.simulated_used;
+    runner.sweep = options.sweep.unwrap_or_else(|| widest_sweep(config, &runner, facts.usable()));
+    loop {
+        match make_plan(options, &facts, config, (layout, classes), (&runner, device), rows) {
+            // Whatever else was asked for comes first.
+            Err(EngineError::Plan(_)) if options.sweep.is_none() && runner.sweep > runner.chunk => {
+                runner.sweep = (runner.sweep / 2).next_multiple_of(runner.chunk).min(runner.sweep - runner.chunk);
+            }
+            planned => return Ok((runner, planned?)),
+        }
+    }
 }
 
 /// The products of a pass with the types that the file has. A tensor that is missing is an error of the loader.
@@ -160,14 +202,12 @@ fn staging(runner: &RunnerOptions, config: &dyn ModelConfig, rows: Option<&RowTa
 
 fn make_plan(
     options: &EngineOptions,
+    facts: &plan::Facts,
     config: &dyn ModelConfig,
-    layout: &Layout,
-    classes: &[SizeClass],
+    (layout, classes): (&Layout, &[SizeClass]),
     (runner, device): (&RunnerOptions, u64),
     rows: Option<&RowTables>,
 ) -> Result<Plan, EngineError> {
-    let mut facts = sys::memory_facts()?;
-    facts.simulated_used = options.simulated_used;
     let bytes = config.runner_bytes(runner);
     let (_, _, top_k) = config.expert_shape();
     let requests: Vec<ClassRequest> = classes.iter().map(SizeClass::request).collect();
@@ -175,6 +215,7 @@ fn make_plan(
         process: sys::process_memory()?.resident,
         resident: layout.resident_bytes,
         ctx: runner.ctx as u64,
+        sweep: runner.sweep_rows() as u64,
         kv: Bytes(bytes.kv),
         scratch: Bytes(bytes.scratch.saturating_add(device)),
         staging: Bytes(staging(runner, config, rows)),
@@ -190,10 +231,10 @@ fn make_plan(
         request.preload = match options.preload {
             Preload::Cold => None,
             Preload::Experts(experts) => Some(experts),
-            Preload::Auto => Some(preload_auto(&facts, &request)?),
+            Preload::Auto => Some(preload_auto(facts, &request)?),
         };
     }
-    Ok(plan::plan(&facts, &request)?)
+    Ok(plan::plan(facts, &request)?)
 }
 
 /// What an automatic preload reads: what fits the cache, within a few seconds of reads.

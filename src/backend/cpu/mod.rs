@@ -71,12 +71,10 @@ impl CpuBackend {
     }
 }
 
-fn zeroed<T: Clone + Default>(what: &'static str, len: usize) -> Result<Vec<T>, BackendError> {
-    let mut values = Vec::new();
+/// Memory of which pages that nobody writes to take no room: state and work memory are planned for the longest text.
+fn zeroed<T: bytemuck::Zeroable>(what: &'static str, len: usize) -> Result<Vec<T>, BackendError> {
     let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
-    values.try_reserve_exact(len).map_err(|_| BackendError::OutOfMemory { backend: "cpu", what, bytes })?;
-    values.resize(len, T::default());
-    Ok(values)
+    bytemuck::allocation::try_zeroed_vec(len).map_err(|()| BackendError::OutOfMemory { backend: "cpu", what, bytes })
 }
 
 impl Backend for CpuBackend {

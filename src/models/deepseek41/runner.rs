@@ -289,8 +289,9 @@ impl<B: Backend> Runner<B> {
             suffix,
             chunk,
             tokens,
+            progress,
         };
-        sweep.layers(feed.as_mut(), progress)?;
+        sweep.layers(feed.as_mut())?;
         sweep.logits(seen, sink)?;
         if let Some(feed) = feed {
             let ahead = &after[..after.len().min(self.options.sweep_rows())];

@@ -32,27 +32,28 @@ pub struct Sweep<'a, B: Backend> {
     /// Rows of a piece, at most.
     pub chunk: usize,
     pub tokens: &'a [TokenId],
+    /// Told the share that is done, in rows.
+    pub progress: &'a mut Progress<'a>,
 }
 
 impl<B: Backend> Sweep<'_, B> {
-    /// All layers. `progress` is told the share that is done, in rows.
-    pub fn layers(
-        &mut self,
-        mut feed: Option<&mut RowFeed<'_>>,
-        progress: &mut Progress<'_>,
-    ) -> Result<(), ModelError> {
+    /// All layers.
+    pub fn layers(&mut self, mut feed: Option<&mut RowFeed<'_>>) -> Result<(), ModelError> {
         self.embed()?;
-        let layers = self.ctx.config.layers.len();
-        for layer in 0..layers {
-            if progress(self.tokens.len() * layer / layers).is_break() {
-                return Err(ModelError::Interrupted);
-            }
+        for layer in 0..self.ctx.config.layers.len() {
             let mut ahead = Ahead::new(self.experts, layer, self.ctx.config.experts);
             self.attention(layer, &mut feed, &mut ahead)?;
             self.routed_experts(layer, ahead)?;
             self.leave(layer)?;
         }
         Ok(())
+    }
+
+    /// Says that `done` of `all` parts of half `half` of a layer are done, and stops if nobody wants the rest.
+    fn tell(&mut self, (layer, half): (usize, usize), done: usize, all: usize) -> Result<(), ModelError> {
+        let halves = 2 * self.ctx.config.layers.len() * all.max(1);
+        let rows = self.tokens.len() * ((2 * layer + half) * all.max(1) + done) / halves;
+        if (self.progress)(rows).is_break() { Err(ModelError::Interrupted) } else { Ok(()) }
     }
 
     /// Logits of the last `count` rows.
@@ -101,6 +102,7 @@ impl<B: Backend> Sweep<'_, B> {
         let mut pieces = 0;
         for (number, piece) in self.suffix.pieces(layer, self.chunk).enumerate() {
             pieces = number + 1;
+            self.tell((layer, 0), piece.first, self.tokens.len())?;
             self.load_streams(piece)?;
             if let (Some(table), Some(feed)) = (c.layers[layer].table, feed.as_mut()) {
                 let mut bytes = std::mem::take(&mut self.host.row_bytes);
@@ -163,7 +165,8 @@ impl<B: Backend> Sweep<'_, B> {
                 let piece = Piece { first: whole, end: self.tokens.len(), kind: PieceKind::Whole };
                 self.pass(piece, 0).shared_expert(layer)?;
             }
-            for expert in &grouping.active {
+            for (done, expert) in grouping.active.iter().enumerate() {
+                self.tell((layer, 1), done, grouping.active.len())?;
                 ahead.ask_next(&grouping.active, &mut next)?;
                 ahead.with(*expert, |mats| self.expert(layer, *expert, mats, &grouping))?;
             }
