@@ -4,6 +4,7 @@
 pub mod convert;
 pub mod expert_cache;
 pub mod gguf;
+pub mod identity;
 pub mod layout;
 pub mod probe;
 pub mod reader;

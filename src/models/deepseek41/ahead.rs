@@ -1,6 +1,6 @@
 //! The experts of one layer on their way to a sweep: asked for ahead of use, handed out by rising id.
-//! Never holds more experts than the supply lends, and never asks for an expert twice. Surprising fact: experts that a part of the rows is
-//! known to need may be asked for before the other rows have chosen, so that the drive works while attention is computed.
+//! Never holds more experts than the supply lends. Surprising fact: experts that a part of the rows is known to need are asked for before
+//! the other rows have chosen, so that the drive works while attention is computed.
 
 use std::collections::VecDeque;
 
@@ -23,7 +23,7 @@ pub struct Ahead<'a, B: Backend> {
     layer: LayerIdx,
     held: VecDeque<Group<'a, B>>,
     held_experts: usize,
-    /// By expert: whether it was asked for.
+    /// By expert: whether it is held.
     is_asked: Vec<bool>,
 }
 
@@ -44,25 +44,23 @@ impl<'a, B: Backend> Ahead<'a, B> {
         Ok(())
     }
 
-    /// Asks for as many of `active` (by rising id), from `next` on, as there is room for; those asked for before are left out.
-    pub fn ask_next(&mut self, active: &[ExpertIdx], next: &mut usize) -> Result<(), SupplyError> {
-        while *next < active.len() {
+    /// Makes sure that `active[at]` is asked for, and asks for as many of those behind it as there is room for. `active` is by rising id.
+    pub fn ask_from(&mut self, active: &[ExpertIdx], at: usize) -> Result<(), SupplyError> {
+        loop {
             let room = self.supply.lease_max() - self.held_experts;
-            let unasked = active[*next..].iter().filter(|id| !self.is_asked[id.0 as usize]).copied();
+            let unasked = active[at..].iter().filter(|id| !self.is_asked[id.0 as usize]).copied();
             let wanted: Vec<ExpertIdx> = unasked.take(room + 1).collect();
             // All in one go where they fit; else whole groups, so that reads keep their depth.
             let count = if wanted.len() <= room { wanted.len() } else { self.group_len() };
-            if count > room {
-                break;
+            if count > 0 && count <= room {
+                self.ask(&wanted[..count])?;
+            } else if active.get(at).is_none_or(|id| self.is_asked[id.0 as usize]) {
+                return Ok(());
+            } else {
+                // Experts that were asked for early stand in the way of those in front of them.
+                self.give_back();
             }
-            if count == 0 {
-                *next = active.len();
-                break;
-            }
-            self.ask(&wanted[..count])?;
-            *next = active.partition_point(|id| *id <= wanted[count - 1]);
         }
-        Ok(())
     }
 
     /// Experts of one request when not all fit at once: a quarter of what may be held, so that three quarters are read or waited for
@@ -79,7 +77,7 @@ impl<'a, B: Backend> Ahead<'a, B> {
         Ok(())
     }
 
-    /// Waits for `expert`, which was asked for, and hands it to `f`; gives its group back once all of it was used.
+    /// Waits for `expert`, which was asked for, and hands it to `f`; gives back what is not needed any more.
     pub fn with<R, E: From<SupplyError>>(
         &mut self,
         expert: ExpertIdx,
@@ -95,10 +93,17 @@ impl<'a, B: Backend> Ahead<'a, B> {
         }
         let result = f(&group.lease.mats(index))?;
         group.used += 1;
-        if group.used == group.ids.len() {
-            self.held_experts -= group.ids.len();
-            self.held.remove(at);
+        // Groups go in the order in which they came: a trace tells only how many of the last requests are held.
+        while self.held.front().is_some_and(|group| group.used == group.ids.len()) {
+            self.give_back();
         }
         Ok(result)
+    }
+
+    /// Gives the oldest group back; its experts that were not used have to be asked for again.
+    fn give_back(&mut self) {
+        let Some(group) = self.held.pop_front() else { return };
+        self.held_experts -= group.ids.len();
+        group.ids.iter().for_each(|id| self.is_asked[id.0 as usize] = false);
     }
 }

@@ -158,8 +158,7 @@ impl<B: Backend> Sweep<'_, B> {
             grouping.shift(whole, c.experts_per_token);
             self.ctx.backend.upload_ids(&grouping.rows, &mut self.carry.group_rows, 0)?;
             self.ctx.backend.upload_ids(&grouping.places, &mut self.carry.group_places, 0)?;
-            let mut next = 0;
-            ahead.ask_next(&grouping.active, &mut next)?;
+            ahead.ask_from(&grouping.active, 0)?;
             if self.is_one_piece(layer) {
                 // Its input is still in place; the drive works meanwhile.
                 let piece = Piece { first: whole, end: self.tokens.len(), kind: PieceKind::Whole };
@@ -167,7 +166,7 @@ impl<B: Backend> Sweep<'_, B> {
             }
             for (done, expert) in grouping.active.iter().enumerate() {
                 self.tell((layer, 1), done, grouping.active.len())?;
-                ahead.ask_next(&grouping.active, &mut next)?;
+                ahead.ask_from(&grouping.active, done)?;
                 ahead.with(*expert, |mats| self.expert(layer, *expert, mats, &grouping))?;
             }
             Ok(())

@@ -449,6 +449,7 @@ impl Pool {
     }
 
     fn landed_pieces(&self, count: usize) {
+        self.counters.pieces_ended.add(count as u64);
         let mut state = self.state.lock();
         state.pieces_under_way -= count;
         if state.pieces_under_way == 0 {
