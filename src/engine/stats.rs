@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::engine::Engine;
+use crate::engine::forecast::{Achieved, DecodeSums, Forecast};
 use crate::models::SweepCounts;
 use crate::obs::{ReadSnapshot, RowSnapshot};
 use crate::storage::expert_cache::CacheStats;
@@ -24,6 +25,8 @@ pub struct Timings {
     /// Passes of one token, and their time.
     pub decode_passes: u64,
     pub decode: Duration,
+    /// Of that, waits for rows (see `Engine::row_wait`).
+    pub decode_row_wait: Duration,
 }
 
 fn rate(count: u64, time: Duration) -> f64 {
@@ -89,6 +92,10 @@ pub struct RunStats {
     pub sweeps: SweepCounts,
     pub planned_bytes: u64,
     pub peak_rss_bytes: u64,
+    /// What a token costs and what drive and memory give.
+    pub forecast: Forecast,
+    /// How near decoding came to its bound and what held it; absent before the first decoded token.
+    pub achieved: Option<Achieved>,
     /// What the probe found of the drive; absent where it was not measured.
     pub drive: Option<DriveRates>,
     /// Everything the cache counted; zeros when nothing is streamed.
@@ -108,6 +115,14 @@ impl RunStats {
         let rows = engine.rows().map(|r| r.counters().snapshot()).unwrap_or_default();
         let plan = engine.plan();
         let (preloaded_experts, preload_bytes) = engine.preloaded();
+        let sums = DecodeSums {
+            passes: timings.decode_passes,
+            seconds: timings.decode.as_secs_f64(),
+            missed_bytes: cache.decode.read_bytes,
+            expert_wait_s: cache.decode.wait_ns as f64 / 1e9,
+            row_wait_s: timings.decode_row_wait.as_secs_f64(),
+            slot_wait_s: cache.decode.room_wait_ns as f64 / 1e9,
+        };
         let all_hit = cache.decode.all_hit as f64 / cache.decode.requests.max(1) as f64;
         Self {
             model: engine.prepared.file.path().display().to_string(),
@@ -150,6 +165,8 @@ impl RunStats {
             sweeps: engine.sweep_counts(),
             planned_bytes: plan.total().0,
             peak_rss_bytes: sys::process_memory().map_or(0, |m| m.peak.0),
+            forecast: *engine.forecast(),
+            achieved: Achieved::of(engine.forecast(), &sums),
             drive: engine.prepared.drive.clone(),
             cache,
             reads,
