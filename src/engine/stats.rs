@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::engine::Engine;
 use crate::engine::forecast::{Achieved, DecodeSums, Forecast};
 use crate::models::SweepCounts;
-use crate::obs::{ReadSnapshot, RowSnapshot};
+use crate::obs::{ReadSnapshot, RowSnapshot, VerifyCounters, VerifySnapshot};
 use crate::storage::expert_cache::CacheStats;
 use crate::storage::probe::DriveRates;
 use crate::sys;
@@ -104,6 +104,8 @@ pub struct RunStats {
     pub reads: ReadSnapshot,
     /// Everything the row tables counted.
     pub rows: RowSnapshot,
+    /// What checksums found; absent when reads are not compared.
+    pub verify: Option<VerifySnapshot>,
 }
 
 impl RunStats {
@@ -171,6 +173,7 @@ impl RunStats {
             cache,
             reads,
             rows,
+            verify: engine.verify().map(VerifyCounters::snapshot),
         }
     }
 }
