@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 
+use super::guess::Guess;
 use crate::units::ExpertIdx;
 
 /// Assignments of rows to experts, sorted by expert; memory that is kept from layer to layer.
@@ -21,6 +22,7 @@ pub struct Grouping {
     starts: Vec<usize>,
     /// Where the next assignment of each expert goes, while sorting.
     next: Vec<usize>,
+    pub guess: Guess,
 }
 
 impl Grouping {
@@ -33,13 +35,14 @@ impl Grouping {
             places: Vec::with_capacity(rows * k),
             starts: Vec::with_capacity(experts + 1),
             next: Vec::with_capacity(experts + 1),
+            guess: Guess::new(experts),
         }
     }
 
     /// Bytes that [`Grouping::new`] takes.
     pub fn bytes_for(rows: usize, experts: usize, k: usize) -> u64 {
         let by_expert = 2 * (experts + 1) * size_of::<usize>() + experts * size_of::<ExpertIdx>();
-        (3 * rows * k * size_of::<i32>() + by_expert) as u64
+        (3 * rows * k * size_of::<i32>() + by_expert) as u64 + Guess::bytes_for(experts)
     }
 
     /// Sorts `ids` by expert; rows of one expert stay in rising order. `active` then holds the distinct experts: by rising id, but in

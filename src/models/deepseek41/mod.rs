@@ -12,6 +12,7 @@ mod compressor;
 mod config;
 mod engram;
 mod grouping;
+mod guess;
 mod head;
 mod hyper_connections;
 mod indexer;

@@ -24,6 +24,7 @@ impl<B: Backend> Pass<'_, B> {
         self.ctx.backend.download_ids(&self.work.router_ids, 0, &mut grouping.ids)?;
         grouping.group(experts, k);
         let mut lease = supply.request(LayerIdx(layer as u16), &grouping.active, Phase::Decode)?;
+        self.guess_next(layer, supply, &mut grouping.guess)?;
         self.shared_expert(layer)?;
         while let Some(index) = lease.next_ready()? {
             let expert = grouping.active[index];
