@@ -68,6 +68,53 @@ impl Case for Product {
     }
 }
 
+/// The same rows with two matrices.
+struct Pair {
+    types: [QuantType; 2],
+    outputs: [usize; 2],
+    cols: usize,
+    rows: usize,
+    w: [SharedBytes; 2],
+    x: Vec<f32>,
+}
+
+impl Case for Pair {
+    fn op(&self) -> &'static str {
+        "matmul_pair"
+    }
+
+    fn shape(&self) -> String {
+        let ([a, b], [m, n]) = (self.types, self.outputs);
+        format!("{a} {m}x{0}, {b} {n}x{0}, {1} rows", self.cols, self.rows)
+    }
+
+    fn limit(&self) -> f64 {
+        0.0
+    }
+
+    fn bytes(&self) -> usize {
+        self.w.iter().map(|w| w.as_slice().len()).sum()
+    }
+
+    fn arithmetic(&self) -> Arithmetic {
+        Arithmetic::Fast
+    }
+
+    fn run<B: Backend>(&self, b: &B, clock: &mut Clock) -> Vec<Vec<f32>> {
+        let mats = [0, 1].map(|i| b.load(self.types[i], self.outputs[i], self.cols, self.w[i].clone()).unwrap());
+        let x = up(b, &self.x);
+        let [mut first, mut second] = self.outputs.map(|n| up(b, &vec![f32::NAN; n * self.rows]));
+        let op = |first: &mut B::Buf, second: &mut B::Buf| {
+            let op = ops::MatmulPair { a: b.view(&mats[0]), b: b.view(&mats[1]), x: &x, rows: self.rows };
+            b.matmul_pair(op, first, second).unwrap();
+        };
+        op(&mut first, &mut second);
+        let results = vec![down(b, &first), down(b, &second)];
+        clock.time(|_| op(&mut first, &mut second), || _ = b.download(&x, 0, &mut [0.0]));
+        results
+    }
+}
+
 /// Some experts on one row, in an order of places that is not theirs.
 struct Experts {
     types: [QuantType; 2],
@@ -221,6 +268,13 @@ pub fn cases(rig: &mut Rig) {
         ([MXFP4, MXFP4], 6),
     ] {
         rig.experts(types, count, (5120, 2304), Fast);
+    }
+    for (types, outputs, cols, rows) in
+        [([Q8_0, Q8_0], [2304, 2304], 5120, 1), ([IQ2_XXS, Q4_K], [33, 7], 512, 5), ([F16, Q8_0], [5, 9], 64, 3)]
+    {
+        let w = [0, 1].map(|i| SharedBytes::from(weights(&mut rig.rng, types[i], outputs[i], cols)));
+        let x = rig.rng.normals(rows * cols);
+        rig.check(&Pair { types, outputs, cols, rows, w, x });
     }
     rig.experts([Q2_K, Q8_0], 19, (512, 256), Fast);
     rig.experts([Q6_K, IQ2_XXS], 3, (256, 256), Quality);

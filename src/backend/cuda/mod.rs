@@ -187,6 +187,18 @@ impl Backend for CudaBackend {
         self.device.copy(src.bytes.at + from, dst.bytes.at + to, len * 4)
     }
 
+    fn copy_ids(
+        &self,
+        src: &CudaIds,
+        src_at: usize,
+        dst: &mut CudaIds,
+        dst_at: usize,
+        len: usize,
+    ) -> Result<(), BackendError> {
+        let (from, to) = (part(src.len, src_at, len), part(dst.len, dst_at, len));
+        self.device.copy(src.bytes.at + from, dst.bytes.at + to, len * 4)
+    }
+
     fn embed(&self, op: ops::Embed<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
         launch::embed::embed(&self.device, op, out)
     }
