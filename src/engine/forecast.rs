@@ -30,6 +30,8 @@ pub struct Forecast {
     pub chunk: u64,
     /// Whether experts come from the drive at all.
     pub is_streaming: bool,
+    /// Whether experts are read before their layer asks for them, so that reads overlap everything.
+    pub reads_ahead: bool,
     /// Whether reads go through the page cache, so that the drive bounds only what is not in it.
     pub is_cached: bool,
     /// Slots of the cache.
@@ -93,6 +95,7 @@ impl Forecast {
             rows_per_token: prepared.config.rows_per_token() as u64,
             chunk: prepared.runner.chunk as u64,
             is_streaming: plan.is_streaming,
+            reads_ahead: false,
             is_cached: !prepared.reader.is_direct(),
             cache_slots: plan.cache_slots,
             drive_gb_per_s: None,
@@ -118,8 +121,15 @@ impl Forecast {
         Self { memory_gb_per_s: gb_per_s, ..self }
     }
 
+    /// With or without lookahead.
+    #[must_use]
+    pub fn with_lookahead(self, reads_ahead: bool) -> Self {
+        Self { reads_ahead, ..self }
+    }
+
     /// The least time of a decode step in which `miss_rate` of the experts must be read. A layer's attention cannot begin before the layer
-    /// before it is summed, so dense weights and reads follow one another; shared and present experts run while reads are under way.
+    /// before it is summed, so dense weights and reads follow one another unless reads run ahead; shared and present experts run while reads
+    /// are under way.
     pub fn decode(&self, miss_rate: f64) -> TokenBound {
         self.decode_of(self.expert_bytes as f64 * miss_rate, self.rows_per_token as f64)
     }
@@ -133,7 +143,9 @@ impl Forecast {
         let dense_s = from_memory(self.dense_bytes as f64);
         let beside_s = from_memory((self.shared_bytes + self.expert_bytes) as f64);
         let drive_s = experts_s + rows_s;
-        TokenBound { memory_s: dense_s + beside_s, drive_s, token_s: dense_s + drive_s.max(beside_s) }
+        let memory_s = dense_s + beside_s;
+        let token_s = if self.reads_ahead { memory_s.max(drive_s) } else { dense_s + drive_s.max(beside_s) };
+        TokenBound { memory_s, drive_s, token_s }
     }
 
     /// The least time of a prompt of `tokens`, from an empty cache: what its chunks must read of the experts and of the tables. Experts that stay
@@ -293,6 +305,7 @@ mod tests {
             rows_per_token: 48,
             chunk: 2048,
             is_streaming: true,
+            reads_ahead: false,
             is_cached: false,
             cache_slots: 5000,
             drive_gb_per_s: Some(11.0),
@@ -311,6 +324,8 @@ mod tests {
         near(f.decode(0.0).token_s, (8.3 + 0.44 + 2.39) / 249.0);
         // 217 ms of reads hide 11 ms of experts.
         near(f.decode(1.0).token_s, 8.3 / 249.0 + 2.39 / 11.0 + 48.0 / 4e5);
+        near(f.with_lookahead(true).decode(1.0).token_s, 2.39 / 11.0 + 48.0 / 4e5);
+        near(f.with_lookahead(true).decode(0.0).token_s, f.decode(0.0).token_s);
         assert!(f.decode(0.05).token_s < f.decode(0.1).token_s);
         near(f.decode(0.5).tps().unwrap(), 1.0 / (8.3 / 249.0 + 0.5 * 2.39 / 11.0 + 48.0 / 4e5));
     }
