@@ -26,8 +26,8 @@ pub struct Forecast {
     pub experts_total_bytes: u64,
     /// Rows of disk-only tables that a token asks for.
     pub rows_per_token: u64,
-    /// Rows of a prompt that go through the layers together.
-    pub chunk: u64,
+    /// Rows of a prompt that go through one layer before the next begins.
+    pub sweep: u64,
     /// Whether experts come from the drive at all.
     pub is_streaming: bool,
     /// Whether experts are read before their layer asks for them, so that reads overlap everything.
@@ -93,7 +93,7 @@ impl Forecast {
             experts_total: plan.experts_total,
             experts_total_bytes,
             rows_per_token: prepared.config.rows_per_token() as u64,
-            chunk: prepared.runner.chunk as u64,
+            sweep: prepared.runner.sweep.max(prepared.runner.chunk) as u64,
             is_streaming: plan.is_streaming,
             reads_ahead: false,
             is_cached: !prepared.reader.is_direct(),
@@ -148,19 +148,19 @@ impl Forecast {
         TokenBound { memory_s, drive_s, token_s }
     }
 
-    /// The least time of a prompt of `tokens`, from an empty cache: what its chunks must read of the experts and of the tables. Experts that stay
-    /// in the cache between chunks are read once. `None` where the drive was not measured or nothing is read.
+    /// The least time of a prompt of `tokens`, from an empty cache: what its sweeps must read of the experts and of the tables. Experts that stay
+    /// in the cache between sweeps are read once. `None` where the drive was not measured or nothing is read.
     pub fn prefill_tps(&self, tokens: u64) -> Option<f64> {
         let rate = self.drive_gb_per_s.filter(|_| self.is_streaming && self.experts_total > 0)? * 1e9;
-        let chunk = self.chunk.clamp(1, tokens.max(1));
-        let chunks = tokens.max(1).div_ceil(chunk);
-        // With many rows a chunk asks for nearly all experts; what the cache cannot hold is read again for each chunk.
-        let uses = (chunk * self.experts_per_token) as f64;
+        let sweep = self.sweep.clamp(1, tokens.max(1));
+        let sweeps = tokens.max(1).div_ceil(sweep);
+        // With many rows a sweep asks for nearly all experts; what the cache cannot hold is read again for each sweep.
+        let uses = (sweep * self.experts_per_token) as f64;
         let total = self.experts_total as f64;
         let asked = total * (1.0 - (-uses / total).exp());
         let again = (asked - self.cache_slots as f64).max(0.0);
         let expert = self.experts_total_bytes as f64 / total;
-        let read = (asked + again * (chunks - 1) as f64) * expert;
+        let read = (asked + again * (sweeps - 1) as f64) * expert;
         let rows_s = self.row_reads_per_s.map_or(0.0, |per_s| (tokens * self.rows_per_token) as f64 / per_s);
         Some(tokens.max(1) as f64 / (read / rate + rows_s))
     }
@@ -303,7 +303,7 @@ mod tests {
             experts_total: 15_360,
             experts_total_bytes: 152_900_000_000,
             rows_per_token: 48,
-            chunk: 2048,
+            sweep: 2048,
             is_streaming: true,
             reads_ahead: false,
             is_cached: false,
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cold_prompt_reads_nearly_every_expert_once_a_chunk() {
+    fn a_cold_prompt_reads_nearly_every_expert_once_a_sweep() {
         let f = flash();
         let one = f.prefill_tps(2048).unwrap();
         assert!((100.0..150.0).contains(&one), "2,048 rows over 14 s of reads: {one}");
