@@ -192,6 +192,7 @@ impl Engine {
             let resident = ResidentExperts::new(loaded, layers, routes.clone()).ok_or(EngineError::ExpertTensors)?;
             (Arc::new(resident), None)
         };
+        let forecast = forecast.with_lookahead(lookahead.is_some());
         Ok(Self {
             prepared,
             backend,
