@@ -257,7 +257,8 @@ mod tests {
             assert_eq!(layout.table_bytes_total().0, 264 * (384_006_168 + 384_016_682));
             // What is shared is not stored again.
             let shared = alias.map_or(0, |own| (40 - u64::from(own)) * 3_822_059_520);
-            let stored = layout.expert_bytes_total().0 + layout.resident_bytes.0 + layout.table_bytes_total().0 - shared;
+            let stored =
+                layout.expert_bytes_total().0 + layout.resident_bytes.0 + layout.table_bytes_total().0 - shared;
             let padding = plan.directory().file_len() - plan.directory().data_start() - stored;
             assert!(padding < plan.directory().tensors().len() as u64 * u64::from(ALIGNMENT), "{padding}");
         }
