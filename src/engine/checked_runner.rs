@@ -61,6 +61,10 @@ impl ModelRunner for CheckedRunner {
         self.inner.reset();
     }
 
+    fn rewind(&mut self, kept: &[TokenId]) -> usize {
+        self.inner.rewind(kept)
+    }
+
     fn prefetch_rows(&mut self, tokens: &[TokenId]) -> Result<(), ModelError> {
         // The pass that uses these rows checks the file.
         self.inner.prefetch_rows(tokens)

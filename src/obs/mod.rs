@@ -5,4 +5,4 @@ pub mod counters;
 pub mod latency;
 
 pub use counters::{Counter, ReadCounters, ReadSnapshot, RowCounters, RowSnapshot};
-pub use latency::{Latency, LatencySummary};
+pub use latency::{Latency, LatencyMark, LatencySummary};

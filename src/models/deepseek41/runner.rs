@@ -236,6 +236,7 @@ impl<B: Backend> Runner<B> {
             rows: tokens.len(),
             first_pos: self.state.len,
         };
+        self.state.written = self.state.written.max(self.state.len + tokens.len());
         let probe_here = probe.as_mut().map(|p| &mut **p as &mut dyn Probe);
         let mut pass = Pass { ctx, state: &mut self.state, work: &mut self.work, probe: probe_here };
         pass.start(tokens)?;
@@ -314,6 +315,17 @@ impl<B: Backend> ModelRunner for Runner<B> {
     fn reset(&mut self) {
         self.state.reset();
         self.pending = None;
+    }
+
+    fn rewind(&mut self, kept: &[TokenId]) -> usize {
+        self.pending = None;
+        let config = &self.model.config;
+        let look_back = config.engram.as_ref().map_or(0, |e| e.look_back());
+        if self.state.rewind(kept, (config.window, look_back)) {
+            return kept.len();
+        }
+        self.reset();
+        0
     }
 
     fn prefetch_rows(&mut self, tokens: &[TokenId]) -> Result<(), ModelError> {
