@@ -27,9 +27,7 @@ for ((round = 1; round <= rounds; round++)); do
     run "$program" -m "$model" --prompt-file "$text" --csv "$part" --ctx-start 512 --ctx-max 512 --gen-tokens 32 \
       --regimes warm-repeat "$@"
     # Joined files keep one header.
-    if [ -e "$out-$side.csv" ]; then tail -n +2 "$part"; else cat "$part"; fi >>"$out-$side.csv.next"
-    cat "$out-$side.csv.next" >>"$out-$side.csv"
-    rm "$out-$side.csv.next"
+    if [ -e "$out-$side.csv" ]; then tail -n +2 "$part" >>"$out-$side.csv"; else cp "$part" "$out-$side.csv"; fi
   done
 done
-run "$bench" compare "$out-a.csv" "$out-b.csv"
+run "$b" compare "$out-a.csv" "$out-b.csv"
