@@ -224,7 +224,7 @@ fn an_interrupted_run_keeps_its_rows() {
     let mut long = command();
     long.arg("-m").arg(b()).arg("--prompt-file").arg(text()).arg("--csv").arg(&path);
     // Thousands of rows: it cannot end by itself within the test.
-    long.args(["--ctx-start", "2", "--ctx-max", "400", "--step-incr", "1", "--gen-tokens", "2", "-r", "1000"]);
+    long.args(["--ctx-start", "2", "--ctx-max", "400", "--step-incr", "2", "--gen-tokens", "2", "-r", "1000"]);
     let mut live = Live::start(long.args(["--regimes", "warm-repeat"]));
     live.wait_for("row 5 of ");
     live.interrupt();
@@ -236,7 +236,7 @@ fn an_interrupted_run_keeps_its_rows() {
     let read: Vec<csv::StringRecord> = csv::Reader::from_path(&path).unwrap().records().map(Result::unwrap).collect();
     assert!(read.len() == said && said >= 5, "{said} rows were promised, {} are there", read.len());
     for (i, row) in read.iter().enumerate() {
-        assert_eq!(row[0].parse::<usize>().unwrap(), i + 2);
+        assert_eq!(row[0].parse::<usize>().unwrap(), 2 * i + 2);
     }
     // What is left is good for the other commands.
     let name = path.to_str().unwrap();
@@ -247,7 +247,7 @@ fn an_interrupted_run_keeps_its_rows() {
 fn an_interrupted_run_still_prints_its_table() {
     let mut long = command();
     long.arg("-m").arg(b()).arg("--prompt-file").arg(text()).args(["-o", "json"]);
-    let mut live = Live::start(long.args(["--ctx-start", "2", "--ctx-max", "400", "--step-incr", "1", "-r", "1000"]));
+    let mut live = Live::start(long.args(["--ctx-start", "2", "--ctx-max", "400", "--step-incr", "2", "-r", "1000"]));
     live.wait_for("row 2 of ");
     std::thread::sleep(Duration::from_millis(5));
     live.interrupt();

@@ -5,17 +5,19 @@
 mod engine_rig;
 
 use ds4::models::Want;
-use ds4::session::timeline::{NoWatcher, Timeline, Watcher};
+use ds4::session::timeline::{Flow, NoWatcher, Timeline, Watcher};
 use ds4::units::TokenId;
 use engine_rig::made_models::b;
 use engine_rig::{open, options, prompt};
 
+/// Looks on: is asked before each chunk of a recomputation.
 #[derive(Default)]
 struct Passes(usize);
 
 impl Watcher for Passes {
-    fn pass(&mut self, _position: usize, _tokens: &[TokenId]) {
+    fn prefill(&mut self, _done: usize, _total: usize) -> Flow {
         self.0 += 1;
+        Flow::Continue
     }
 }
 

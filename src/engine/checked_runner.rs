@@ -70,6 +70,8 @@ impl ModelRunner for CheckedRunner {
     }
 
     fn rewind(&mut self, kept: &[TokenId]) -> usize {
+        // Positions that come twice belong to two sessions.
+        self.session = None;
         self.inner.rewind(kept)
     }
 

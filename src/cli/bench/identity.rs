@@ -10,7 +10,7 @@ use std::path::Path;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::backend::cpu::matmul::Arithmetic;
-use crate::cli::bench::row::Row;
+use crate::cli::bench::row::{Row, round};
 use crate::engine::Engine;
 use crate::engine::options::EngineOptions;
 use crate::engine::stats::{RunStats, Timings};
@@ -57,6 +57,7 @@ impl Identity {
             arithmetic: if options.arithmetic == Arithmetic::Quality { "f32" } else { "8-bit" }.into(),
             prefill_chunk: engine.prepared.runner.chunk as u64,
             cache_policy: if stats.is_streaming { options.policy.clone() } else { String::new() },
+            drive_gb_per_s: stats.drive.map(|drive| round(drive.bulk.gb_per_s)),
             io: format!("{} {}", stats.io, if stats.is_direct { "direct" } else { "buffered" }),
             ..Row::default()
         }
@@ -88,7 +89,7 @@ pub fn file_id(path: &Path) -> io::Result<String> {
     let (at, mut sample) = (part.len() as u64, [0; SAMPLE_BYTES]);
     for i in 0..if rest > SAMPLE_BYTES as u64 { SAMPLES } else { 0 } {
         // The last one ends with the file.
-        let offset = at + (rest - SAMPLE_BYTES as u64) / (SAMPLES - 1) * i;
+        let offset = at + (u128::from(rest - SAMPLE_BYTES as u64) * u128::from(i) / u128::from(SAMPLES - 1)) as u64;
         file.read_exact_at(&mut sample, offset)?;
         hash.update(&sample);
     }

@@ -99,6 +99,8 @@ pub struct Row {
     /// Empty when everything is resident.
     pub cache_policy: String,
     pub io: String,
+    /// What the probe found the drive to give; empty where it was not measured.
+    pub drive_gb_per_s: Option<f64>,
 }
 
 /// Columns that the known tool writes, in its order.
