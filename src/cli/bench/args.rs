@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::cli::args::{ModelArgs, StreamingArgs};
 
@@ -15,6 +15,7 @@ use crate::cli::args::{ModelArgs, StreamingArgs};
     version,
     max_term_width = 110,
     args_conflicts_with_subcommands = true,
+    args_override_self = true,
     after_help = "Rows go to stdout as they finish (or to --csv); docs/BENCHMARKING.md explains every column."
 )]
 pub struct BenchCli {
@@ -69,16 +70,16 @@ pub struct SweepArgs {
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub gen_tokens: u32,
     /// Also append this many tokens at each context length, e.g. 1,8,32,256
-    #[arg(long, value_name = "LENS", value_delimiter = ',')]
+    #[arg(long, value_name = "LENS", value_delimiter = ',', action = ArgAction::Set)]
     pub append: Vec<u32>,
     /// Repeat everything for each of these cache budgets, e.g. 64,128,1.5GB
-    #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "ssd_streaming_cache_experts")]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', action = ArgAction::Set, conflicts_with = "ssd_streaming_cache_experts")]
     pub budgets: Vec<String>,
     /// Measured repetitions of every regime
     #[arg(short = 'r', long, value_name = "N", default_value_t = 1)]
     pub repetitions: u32,
     /// States of the expert cache to measure, in this order of time: cold, preloaded, warm-repeat, new-text
-    #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',', default_value = "cold")]
+    #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',', action = ArgAction::Set, default_value = "cold")]
     pub regimes: Vec<Regime>,
 }
 
@@ -214,6 +215,10 @@ mod tests {
         assert_eq!((&cli.run.sweep.append[..], cli.run.model.ctx), (&[1, 8][..], Some(99)));
         assert_eq!(cli.run.sweep.regimes, [Regime::NewText, Regime::Cold]);
         assert!(matches!(parse(["ds4-bench", "compare", "a", "b"]).unwrap().command, Some(BenchCommand::Compare(_))));
+        // The last one counts, so that scripts have defaults which their callers replace.
+        let cli =
+            parse(["ds4-bench", "--append", "1,8", "--gen-tokens", "1", "--append", "3", "--gen-tokens", "2"]).unwrap();
+        assert_eq!((&cli.run.sweep.append[..], cli.run.sweep.gen_tokens), (&[3][..], 2));
         for bad in [&["--ctx", "5"][..], &["-c", "5"], &["--regimes", "hot"], &["plot", "x"], &["compare", "x"]] {
             assert!(parse([&["ds4-bench"], bad].concat()).is_err(), "{bad:?}");
         }
