@@ -12,6 +12,6 @@ budgets=${2:?usage: budget_sweep.sh OUT BUDGETS [flags of ds4-bench]}
 shift 2
 need_program "$bench"
 conditions
-run "$bench" -m "$model" --prompt-file "$text" --csv "$out.csv" --ssd-streaming --budgets "$budgets" --ctx-start 1024 --ctx-max 1024 \
+run "$bench" -m "$model" --prompt-file "$text" --csv "$out.csv" --ssd-streaming --direct on --budgets "$budgets" --ctx-start 1024 --ctx-max 1024 \
   --gen-tokens 64 -r 2 --regimes new-text "$@"
 run "$bench" plot "$out.csv" -o "$out.svg"

@@ -25,6 +25,7 @@ use crate::engine::prepare::{Prepared, prepare, tokenizer};
 use crate::engine::{Engine, Step};
 use crate::models::{RunnerOptions, Want};
 use crate::session::timeline::{SessionError, Timeline};
+use crate::storage::probe::ProbeChoice;
 use crate::units::{TokenId, parse_budget};
 
 /// Measures what the flags ask for.
@@ -39,7 +40,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let interrupt = Interrupt::listen().map_err(|e| CliError::failed(format!("cannot listen for signals: {e}")))?;
     // All budgets are planned before the first is measured, so that a bad one does not cost an hour.
     for one in &options {
-        prepare(one).map_err(CliError::failed)?;
+        prepare(&EngineOptions { probe: ProbeChoice::Off, ..one.clone() }).map_err(CliError::failed)?;
     }
     let identity = Identity::of(&options[0].model)
         .map_err(|e| CliError::failed(format!("cannot read {}: {e}", options[0].model.display())))?;
