@@ -409,6 +409,46 @@ fn plots() {
     refused(&nowhere, 1, &["cannot write none/p.svg"]);
 }
 
+/// Runs a script of benches/scripts on the small model.
+fn script(name: &str, args: &[&str]) -> Ran {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/scripts").join(name);
+    let mut script = Command::new(path);
+    script
+        .env("HOME", folder())
+        .env("BENCH", env!("CARGO_BIN_EXE_ds4-bench"))
+        .env("MODEL", b())
+        .env("TEXT_FILE", text());
+    finish(script.current_dir(folder()).stdin(Stdio::null()).args(args))
+}
+
+#[test]
+fn scripts_say_and_do_what_they_promise() {
+    let folder = scratch("scripts");
+    let out = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+    let lines = |path: String| std::fs::read_to_string(path).unwrap().lines().count() - 1;
+    let small = ["--ctx-start", "8", "--ctx-max", "16", "--gen-tokens", "2", "-r", "1"];
+    let prefill = script("prefill_sweep.sh", &[&[&out("p")[..]], &small[..]].concat());
+    assert_eq!(prefill.code, Some(0), "{}", prefill.stderr);
+    for part in ["# processor: ", "# load before: ", "# model: ", " --regimes cold,warm-repeat,new-text ", "+ "] {
+        assert!(prefill.stderr.contains(part), "{part} is missing in {}", prefill.stderr);
+    }
+    assert_eq!(lines(out("p.csv")), 3 * 2);
+    let append = script("append_sweep.sh", &[&[&out("a")[..]], &small[..], &["--append", "1,3"]].concat());
+    assert_eq!((append.code, lines(out("a.csv"))), (Some(0), 2 * 3), "{}", append.stderr);
+    let budget = script("budget_sweep.sh", &[&[&out("b")[..], "10,20"], &small[..]].concat());
+    assert_eq!(budget.code, Some(0), "{}", budget.stderr);
+    for svg in ["p.svg", "a.svg", "b.svg"] {
+        assert_well_formed(&std::fs::read_to_string(out(svg)).unwrap());
+    }
+    let program = env!("CARGO_BIN_EXE_ds4-bench");
+    let ab = script("ab.sh", &[&[program, program, "3", &out("ab")], &small[..]].concat());
+    assert_eq!(ab.code, Some(0), "{}", ab.stderr);
+    assert_eq!((lines(out("ab-a.csv")), lines(out("ab-b.csv"))), (6, 6));
+    assert!(ab.text().contains("| 16 | 8 | 3 |"), "three pairs: {}", ab.text());
+    assert_eq!(script("ab.sh", &[program, program, "x", &out("ab")]).code, Some(2));
+    assert_eq!(script("ab.sh", &["none", program, "1", &out("ab")]).code, Some(2));
+}
+
 #[test]
 fn help_and_version() {
     let version = finish(command().arg("--version")).text();
