@@ -264,7 +264,7 @@ fn bad_input_of_a_run() {
     for (args, code, parts) in [
         (&["--ctx-max", "40", "--ctx-alloc", "30"][..], 2, &["--ctx-max 40", "--ctx-alloc 30", "--ctx-alloc 43"][..]),
         (&["--ctx-max", "40", "--ctx-alloc", "41"], 2, &["3 tokens", "--ctx-alloc 43"]),
-        (&["--ctx-max", "90000"], 2, &["the prompt file has ", "the sweep needs 90000", "longer file"]),
+        (&["--ctx-max", "70000"], 2, &["the prompt file has ", "the sweep needs 70000", "longer file"]),
         (&["--regimes", "new-text", "-r", "900"], 2, &["the sweep needs 18020", "900 stretches", "fewer repetitions"]),
         (&["--step-incr", "0"], 2, &["--step-incr 0"]),
         (&["--step-mul", "0"], 2, &["--step-mul 0"]),
