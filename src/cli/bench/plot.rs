@@ -70,13 +70,11 @@ fn panels(tables: &[Table]) -> Vec<Panel> {
             }),
         ));
     }
-    panels.push(panel(
-        "tokens appended",
-        APPEND,
-        &collect(tables, &names, APPEND.1, append, |row| {
-            format!("at {}", row.ctx_tokens - row.prefill_tokens.min(row.ctx_tokens))
-        }),
-    ));
+    let appends = collect(tables, &names, APPEND.1, append, |row| {
+        format!("at {}", row.ctx_tokens - row.prefill_tokens.min(row.ctx_tokens))
+    });
+    // Lengths from one token to a thousand.
+    panels.push(Panel { is_log: true, ..panel("tokens appended", APPEND, &appends) });
     if budgets.len() > 1 {
         // One context length says it: the longest one.
         let longest = rows().filter(|row| row.mode == Mode::Sweep).map(|row| row.ctx_tokens).max();
@@ -135,7 +133,7 @@ fn panel(x_name: &'static str, measure: Measure, lines: &Lines) -> Panel {
         points: points.iter().flat_map(|(x, values)| values.iter().map(|y| (*x as f64, *y))).collect(),
         medians: points.iter().map(|(x, values)| (*x as f64, median(values))).collect(),
     });
-    Panel { x_name, y_name: measure.0, series: series.collect() }
+    Panel { x_name, y_name: measure.0, is_log: false, series: series.collect() }
 }
 
 fn median(values: &[f64]) -> f64 {

@@ -1,5 +1,5 @@
-//! Draws panels of lines as one SVG text. Never reads rows or files. Surprising fact: the scale of a panel always begins at zero, so that
-//! a small difference looks small.
+//! Draws panels of lines as one SVG text. Never reads rows or files. Surprising fact: a linear scale always begins at zero, so that a small
+//! difference looks small; a logarithmic one is drawn as the linear scale of its logarithms, with the labels turned back.
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -18,6 +18,8 @@ pub struct Series {
 pub struct Panel {
     pub x_name: &'static str,
     pub y_name: &'static str,
+    /// Both scales are logarithmic; every value is above zero.
+    pub is_log: bool,
     pub series: Vec<Series>,
 }
 
@@ -71,24 +73,59 @@ fn failed(error: impl std::fmt::Display) -> Failed {
     error.to_string().into()
 }
 
+/// One axis: how values become places on it, where it begins and ends, and how many marks it has.
+#[derive(Clone, Copy)]
+struct Scale {
+    is_log: bool,
+    begin: f64,
+    end: f64,
+    marks: usize,
+}
+
+impl Scale {
+    fn over(values: impl Iterator<Item = f64>, is_log: bool) -> Self {
+        let (mut least, mut most) = (f64::INFINITY, 0.0f64);
+        for value in values {
+            (least, most) = (least.min(value), most.max(value));
+        }
+        if !is_log {
+            return Self { is_log, begin: 0.0, end: above_zero(most * 1.05), marks: 11 };
+        }
+        let (begin, end) = (least.log2().floor(), most.log2().ceil());
+        let end = if end > begin { end } else { begin + 1.0 };
+        Self { is_log, begin, end, marks: ((end - begin) as usize + 1).min(14) }
+    }
+
+    fn place(&self, value: f64) -> f64 {
+        if self.is_log { value.log2() } else { value }
+    }
+
+    fn label(&self, place: f64) -> String {
+        let value = if self.is_log { place.exp2() } else { place };
+        if value.fract().abs() < 1e-9 { format!("{value:.0}") } else { short(value) }
+    }
+}
+
 fn draw(panel: &Panel, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<(), Failed> {
     let points = || panel.series.iter().flat_map(|series| &series.points);
-    let end = |values: &mut dyn Iterator<Item = f64>| values.fold(0.0, f64::max) * 1.05;
-    let (x_end, y_end) = (end(&mut points().map(|p| p.0)), end(&mut points().map(|p| p.1)));
+    let x = Scale::over(points().map(|p| p.0), panel.is_log);
+    let y = Scale::over(points().map(|p| p.1), panel.is_log);
+    let place = |p: &(f64, f64)| (x.place(p.0), y.place(p.1));
     let mut chart = ChartBuilder::on(area)
         .margin(12)
         .margin_right(24)
         .caption(panel.y_name, ("sans-serif", 15))
         .x_label_area_size(42)
         .y_label_area_size(64)
-        .build_cartesian_2d(0.0..above_zero(x_end), 0.0..above_zero(y_end))
+        .build_cartesian_2d(x.begin..x.end, y.begin..y.end)
         .map_err(failed)?;
-    let label = |value: &f64| if value.fract().abs() < 1e-9 { format!("{value:.0}") } else { short(*value) };
     chart
         .configure_mesh()
         .x_desc(panel.x_name)
-        .x_label_formatter(&label)
-        .y_label_formatter(&label)
+        .x_labels(x.marks)
+        .y_labels(y.marks)
+        .x_label_formatter(&|at| x.label(*at))
+        .y_label_formatter(&|at| y.label(*at))
         .light_line_style(TRANSPARENT)
         .bold_line_style(BLACK.mix(0.12))
         .draw()
@@ -96,11 +133,11 @@ fn draw(panel: &Panel, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<(), 
     for (i, series) in panel.series.iter().enumerate() {
         let colour = COLOURS[i % COLOURS.len()];
         chart
-            .draw_series(LineSeries::new(series.medians.iter().copied(), colour.stroke_width(2)))
+            .draw_series(LineSeries::new(series.medians.iter().map(place), colour.stroke_width(2)))
             .map_err(failed)?
             .label(series.name.as_str())
             .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 18, y)], colour.stroke_width(2)));
-        chart.draw_series(series.points.iter().map(|p| Circle::new(*p, 3, colour.filled()))).map_err(failed)?;
+        chart.draw_series(series.points.iter().map(|p| Circle::new(place(p), 3, colour.filled()))).map_err(failed)?;
     }
     chart
         .configure_series_labels()
@@ -133,12 +170,31 @@ mod tests {
             points: vec![(1.0, 2.0), (1.0, 4.0), (2.0, 3.0)],
             medians: vec![(1.0, 3.0), (2.0, 3.0)],
         };
-        let mut panel = Panel { x_name: "x axis", y_name: "y axis", series: vec![series("one & <two>"), series("b")] };
+        let mut panel = Panel {
+            x_name: "x axis",
+            y_name: "y axis",
+            is_log: false,
+            series: vec![series("one & <two>"), series("b")],
+        };
         panel.scale_x(0.5);
         let text = svg("a \"title\" <of> it", &[panel.clone(), panel]).unwrap();
         assert_eq!(text.matches("<circle").count(), 12, "{text}");
         assert!(text.starts_with("<svg") && text.trim_end().ends_with("</svg>"), "{text}");
         assert!(text.contains("one &amp; &lt;two&gt;") && text.contains("x axis"), "{text}");
+    }
+
+    #[test]
+    fn scales() {
+        let linear = Scale::over([3.0, 20.0].into_iter(), false);
+        assert_eq!((linear.begin, linear.end, linear.place(3.0), linear.label(3.0).as_str()), (0.0, 21.0, 3.0, "3"));
+        let log = Scale::over([3.0, 20.0].into_iter(), true);
+        assert_eq!((log.begin, log.end, log.marks, log.label(4.0).as_str()), (1.0, 5.0, 5, "16"));
+        assert_eq!((log.place(8.0), Scale::over([4.0].into_iter(), true).end), (3.0, 3.0));
+        let panel = |is_log| {
+            let series = Series { name: "a".into(), points: vec![(1.0, 2.0), (1024.0, 4.0)], medians: vec![] };
+            svg("t", &[Panel { x_name: "x", y_name: "y", is_log, series: vec![series] }]).unwrap()
+        };
+        assert!(panel(true).contains("1024") && panel(true) != panel(false), "{}", panel(true));
     }
 
     #[test]
