@@ -245,20 +245,20 @@ impl Bench<'_> {
         row.rss_bytes = crate::sys::process_memory().map_or(0, |m| m.resident.0);
         row.load1 = load_average();
         if !self.rows.shows_rows() {
-            let slots = subject.engine.cache().map_or(String::new(), |_| format!(", {} slots", row.cache_slots));
-            bench::note(&format!(
-                "row {} of {}: {} {}{slots}, {} tokens: prefill {:.2} t/s, generation {:.2} t/s",
-                self.rows.len() + 1,
-                self.total,
-                row.regime,
-                row.mode.name(),
-                row.ctx_tokens,
-                row.prefill_tps,
-                row.gen_tps
-            ));
+            bench::note(&format!("row {} of {}: {}", self.rows.len() + 1, self.total, words(&row)));
         }
         self.rows.push(row)
     }
+}
+
+/// A finished row in a line.
+fn words(row: &Row) -> String {
+    let slots = if row.cache_slots > 0 { format!(", {} slots", row.cache_slots) } else { String::new() };
+    let what = match row.mode {
+        Mode::Sweep => format!("prefill {:.2} t/s, generation {:.2} t/s", row.prefill_tps, row.gen_tps),
+        Mode::Append => format!("{} appended in {:.2} ms", row.prefill_tokens, row.prefill_ms),
+    };
+    format!("{} {}{slots}, {} tokens: {what}", row.regime, row.mode.name(), row.ctx_tokens)
 }
 
 /// The most likely token but `end`; the first of equals.
