@@ -107,6 +107,7 @@ fn the_closing_lines() {
         "expert cache: 10 slots",
         "expert reads: ",
         "waited for the drive: ",
+        "preload: 10 experts",
         "n-gram rows: ",
         "decode: ",
         "memory: peak ",

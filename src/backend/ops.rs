@@ -314,3 +314,8 @@ pub struct EngramGate<'a, B: Backend> {
     /// Smallest magnitude under the square root.
     pub floor: f32,
 }
+
+/// Score of a router's logit (spec 3.9): `sqrt(softplus(logit))`, stable for large magnitudes.
+pub fn router_score(logit: f32) -> f32 {
+    (logit.max(0.0) + (-logit.abs()).exp().ln_1p()).sqrt()
+}

@@ -156,6 +156,15 @@ pub struct StreamingArgs {
     /// Experts to load before the first token [default: what the cache holds, within 4 GiB of reads]
     #[arg(long, value_name = "N", requires = "ssd_streaming")]
     pub ssd_streaming_preload_experts: Option<u32>,
+    /// Preload the experts that were popular in earlier runs, from a file of --save-hotlist
+    #[arg(long, value_name = "FILE", requires = "ssd_streaming")]
+    pub hotlist: Option<PathBuf>,
+    /// Save which experts are popular; an earlier list in the file fades and is added
+    #[arg(long, value_name = "FILE", requires = "ssd_streaming")]
+    pub save_hotlist: Option<PathBuf>,
+    /// Read experts ahead by a guess: of the last tokens' routes, of the next router, of both
+    #[arg(long, value_enum, default_value_t = LookaheadChoice::Auto, value_name = "NAME", requires = "ssd_streaming")]
+    pub lookahead: LookaheadChoice,
     /// Plan as if this much memory were in use by others
     #[arg(long, value_name = "NGB", allow_hyphen_values = true)]
     pub simulate_used_memory: Option<String>,
@@ -239,6 +248,16 @@ pub enum SimdChoice {
     Scalar,
     Avx2,
     Avx512,
+}
+
+/// Guesses that are read ahead.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LookaheadChoice {
+    Auto,
+    Off,
+    Memory,
+    Router,
+    Both,
 }
 
 /// Readers.

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use crate::engine::lookahead::Lookahead;
 use crate::engine::passes::Passes;
 use crate::engine::routes::Routes;
 use crate::models::probe::Probe;
@@ -35,8 +36,22 @@ pub(super) struct CheckedRunner {
     pub reader: Option<Arc<dyn Reader>>,
     pub passes: Arc<Passes>,
     pub routes: Routes,
+    pub lookahead: Option<Arc<Lookahead>>,
     /// Number of the session, once it has a pass.
     pub session: Option<u32>,
+}
+
+impl CheckedRunner {
+    fn session(&mut self) -> u32 {
+        *self.session.get_or_insert_with(|| self.passes.next_session())
+    }
+
+    /// Tells the lookahead of a single token that comes next.
+    fn foresee(&mut self, tokens: &[TokenId]) {
+        if let (Some(lookahead), &[token]) = (self.lookahead.clone(), tokens) {
+            lookahead.begin_token(self.session(), self.inner.len(), token);
+        }
+    }
 }
 
 impl ModelRunner for CheckedRunner {
@@ -76,6 +91,8 @@ impl ModelRunner for CheckedRunner {
     }
 
     fn prefetch_rows(&mut self, tokens: &[TokenId]) -> Result<(), ModelError> {
+        // Its experts can be guessed as soon as the id is known.
+        self.foresee(tokens);
         // The pass that uses these rows checks the file.
         self.inner.prefetch_rows(tokens)
     }
@@ -93,11 +110,15 @@ impl ModelRunner for CheckedRunner {
             reader.check_file().map_err(changed)?;
         }
         let before = self.inner.len();
-        let session = *self.session.get_or_insert_with(|| self.passes.next_session());
+        let session = self.session();
+        self.foresee(tokens);
         self.routes.begin_pass(session, before, tokens);
         let result = self.inner.forward(tokens, want, sink, probe);
         self.routes.end_pass(result.is_ok());
         self.passes.count(tokens.len(), self.inner.len() - before);
+        if let (Some(lookahead), true, true) = (&self.lookahead, result.is_ok(), tokens.len() > 1) {
+            lookahead.pass_over(session, before, tokens);
+        }
         result.map_err(|error| match (error, &self.reader) {
             (error @ ModelError::RowData { .. }, Some(reader)) => {
                 SupplyError(Box::new(FileDamaged { path: path(reader), error })).into()

@@ -30,6 +30,43 @@ pub enum Preload {
 /// Reads that an automatic preload may cost: about three seconds of a slow drive, less than one of a fast one.
 pub const PRELOAD_AUTO_MAX: Bytes = Bytes::gib(4);
 
+/// Which guesses about the next experts are read ahead.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LookaheadMode {
+    #[default]
+    Off,
+    /// What the last tokens with the same ids used.
+    Memory,
+    /// What the next layer's router makes of the hidden state now.
+    Router,
+    Both,
+}
+
+impl LookaheadMode {
+    /// What `--lookahead auto` means: chosen by alternating runs (docs/CACHE_TUNING.md, "Reading ahead").
+    pub const AUTO: Self = Self::Off;
+
+    /// As the user types it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Memory => "memory",
+            Self::Router => "router",
+            Self::Both => "both",
+        }
+    }
+
+    /// Whether the route memory is asked.
+    pub fn uses_memory(self) -> bool {
+        matches!(self, Self::Memory | Self::Both)
+    }
+
+    /// Whether the next layer's router is asked.
+    pub fn uses_router(self) -> bool {
+        matches!(self, Self::Router | Self::Both)
+    }
+}
+
 /// Everything that shapes an engine.
 #[derive(Clone)]
 pub struct EngineOptions {
@@ -53,6 +90,11 @@ pub struct EngineOptions {
     /// Eviction policy by name; "auto" is the recommended one.
     pub policy: String,
     pub preload: Preload,
+    /// Preload by this list, learned earlier with the same model file.
+    pub hotlist: Option<PathBuf>,
+    /// Where the popularity of this run will be saved: an earlier list there is read at the start, to be merged.
+    pub save_hotlist: Option<PathBuf>,
+    pub lookahead: LookaheadMode,
     /// Memory to treat as used by others.
     pub simulated_used: Bytes,
     pub io: ReaderChoice,
@@ -85,6 +127,9 @@ impl EngineOptions {
             budget: None,
             policy: "auto".into(),
             preload: Preload::Auto,
+            hotlist: None,
+            save_hotlist: None,
+            lookahead: LookaheadMode::AUTO,
             simulated_used: Bytes(0),
             io: ReaderChoice::Auto,
             verify: None,

@@ -3,22 +3,26 @@
 //! process and not as a surprise.
 
 use std::collections::HashMap;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use cache_policy::ClassShape;
 use cache_policy::plan::{self, ClassRequest, Plan, Request};
 use cache_policy::policies::{MakePolicy, by_name};
 
 use crate::backend::cpu::matmul::{self, ProductShape};
 use crate::engine::EngineError;
+use crate::engine::lookahead::memory_bytes;
 use crate::engine::metadata::{FileMetadata, vocabulary};
-use crate::engine::options::{CHUNK_DEFAULT, CTX_DEFAULT_MAX, EngineOptions, PRELOAD_AUTO_MAX, Preload};
+use crate::engine::options::{CHUNK_DEFAULT, CTX_DEFAULT_MAX, EngineOptions, LookaheadMode, PRELOAD_AUTO_MAX, Preload};
 use crate::models::{self, ModelConfig, Product, RunnerOptions};
 use crate::obs::VerifyCounters;
 use crate::quant::QuantType;
 use crate::storage::checksum::Checksums;
 use crate::storage::expert_cache::{SizeClass, size_classes};
 use crate::storage::gguf::GgufFile;
+use crate::storage::identity::ModelIdentity;
 use crate::storage::layout::{LayerExperts, Layout};
 use crate::storage::probe::{DriveRates, ProbeChoice, ProbeError, drive_rates};
 use crate::storage::reader::{Alignment, DirectChoice, Reader, ReaderOptions, open_reader};
@@ -53,6 +57,21 @@ pub struct Prepared {
 }
 
 impl Prepared {
+    /// Size classes with their slots, as policies and simulators see them.
+    pub fn class_shapes(&self) -> Vec<ClassShape> {
+        let classes = self.classes.iter().zip(&self.plan.classes);
+        classes.map(|(class, planned)| class.shape(planned.slots as usize)).collect()
+    }
+
+    /// What tells this model file from any other.
+    ///
+    /// # Errors
+    /// A model file that cannot be read, or is no longer the one that was opened.
+    pub fn identity(&self) -> io::Result<ModelIdentity> {
+        let (_, _, top_k) = self.config.expert_shape();
+        ModelIdentity::of(&self.file, self.config.arch(), &self.layout.experts, top_k as u64)
+    }
+
     /// The plan for the same file under `options` that differ in budget, preload or streaming only.
     ///
     /// # Errors
@@ -276,13 +295,15 @@ fn make_plan(
     facts.simulated_used = options.simulated_used;
     let bytes = config.runner_bytes(runner);
     let (_, _, top_k) = config.expert_shape();
+    let is_ahead = options.is_streaming && options.lookahead != LookaheadMode::Off;
+    let lookahead = if is_ahead { memory_bytes(options.lookahead, config.expert_shape()) } else { 0 };
     let requests: Vec<ClassRequest> = classes.iter().map(SizeClass::request).collect();
     let mut request = Request {
         process: sys::process_memory()?.resident,
         resident: layout.resident_bytes,
         ctx: runner.ctx as u64,
         kv: Bytes(bytes.kv),
-        scratch: Bytes(bytes.scratch.saturating_add(device)),
+        scratch: Bytes(bytes.scratch.saturating_add(device).saturating_add(lookahead)),
         staging: Bytes(staging(runner, config, rows).saturating_add(verify_bytes)),
         prefill_reserve: Bytes(0),
         classes: requests,

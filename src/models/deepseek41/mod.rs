@@ -9,6 +9,7 @@ pub mod chat;
 mod compressor;
 mod config;
 mod engram;
+mod guess;
 mod head;
 mod hyper_connections;
 mod indexer;

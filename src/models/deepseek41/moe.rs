@@ -3,6 +3,7 @@
 //! Surprising fact: each expert writes to its own place for each row, and the sum is taken at the end in router order,
 //! so the order in which reads land cannot change a bit.
 
+use super::guess::Guess;
 use super::pass::Pass;
 use crate::backend::{Backend, BackendError, ops};
 use crate::models::ModelError;
@@ -22,6 +23,7 @@ pub struct Grouping {
     places: Vec<i32>,
     /// Where the next assignment of each expert goes, while sorting.
     next: Vec<usize>,
+    guess: Guess,
 }
 
 impl Grouping {
@@ -34,13 +36,14 @@ impl Grouping {
             rows: Vec::with_capacity(chunk * k),
             places: Vec::with_capacity(chunk * k),
             next: Vec::with_capacity(experts + 1),
+            guess: Guess::new(experts),
         }
     }
 
     /// Bytes that [`Grouping::new`] takes.
     pub fn bytes_for(chunk: usize, experts: usize, k: usize) -> u64 {
         let by_expert = 2 * (experts + 1) * size_of::<usize>() + experts * size_of::<ExpertIdx>();
-        (3 * chunk * k * size_of::<i32>() + by_expert) as u64
+        (3 * chunk * k * size_of::<i32>() + by_expert) as u64 + Guess::bytes_for(experts)
     }
 
     /// Sorts `ids` by expert; rows of one expert stay in rising order.
@@ -105,6 +108,7 @@ impl<B: Backend> Pass<'_, B> {
                 _ => None,
             };
             if is_first {
+                self.guess_next(layer, supply, &mut grouping.guess)?;
                 self.shared_expert(layer)?;
                 is_first = false;
             }
