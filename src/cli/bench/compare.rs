@@ -120,12 +120,13 @@ fn check_models(a: &Table, b: &Table) -> Result<(), CliError> {
 
 /// Settings that differ: often the purpose of the comparison, so they are shown and not refused.
 fn conditions(a: &Table, b: &Table) -> Vec<String> {
-    let columns: [(&str, fn(&Row) -> &str); 6] = [
+    let columns: [(&str, fn(&Row) -> &str); 7] = [
         ("machine", |row| &row.machine),
         ("build", |row| &row.build),
         ("backend", |row| &row.backend),
         ("arithmetic", |row| &row.arithmetic),
         ("cache policy", |row| &row.cache_policy),
+        ("lookahead", |row| &row.lookahead),
         ("io", |row| &row.io),
     ];
     let mut lines = Vec::new();

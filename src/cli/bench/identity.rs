@@ -57,6 +57,7 @@ impl Identity {
             arithmetic: if options.arithmetic == Arithmetic::Quality { "f32" } else { "8-bit" }.into(),
             prefill_chunk: engine.prepared.runner.chunk as u64,
             cache_policy: if stats.is_streaming { options.policy.clone() } else { String::new() },
+            lookahead: if stats.is_streaming { options.lookahead.name().into() } else { String::new() },
             drive_gb_per_s: stats.drive.map(|drive| round(drive.bulk.gb_per_s)),
             io: format!("{} {}", stats.io, if stats.is_direct { "direct" } else { "buffered" }),
             ..Row::default()

@@ -37,8 +37,11 @@ impl Mark {
     /// The counters of `engine` now.
     pub fn now(engine: &Engine) -> Self {
         let counters = engine.reader().counters();
+        let cache = engine.cache().map(|c| c.stats()).unwrap_or_default();
+        let total = cache.total();
         Self {
-            cache: engine.cache().map(|c| c.stats().total()).unwrap_or_default(),
+            // Whoever asked: a read ahead costs the drive as much as one on demand.
+            cache: PhaseStats { read_bytes: total.read_bytes + cache.lookahead_bytes, ..total },
             drive_ms: counters.busy_ns.get() as f64 / 1e6,
             row_wait_ms: engine.rows().map_or(0.0, |rows| rows.counters().wait_ns.get() as f64 / 1e6),
             latency: counters.latency.mark(),

@@ -98,6 +98,8 @@ pub struct Row {
     pub prefill_chunk: u64,
     /// Empty when everything is resident.
     pub cache_policy: String,
+    /// Guess by which experts are read ahead; empty when everything is resident.
+    pub lookahead: String,
     pub io: String,
     /// What the probe found the drive to give; empty where it was not measured.
     pub drive_gb_per_s: Option<f64>,

@@ -153,8 +153,15 @@ fn check_regimes(args: &RunArgs) -> Result<(), CliError> {
     if has(Regime::Preloaded) && streaming.ssd_streaming_cold {
         return Err(CliError::usage("--ssd-streaming-cold contradicts --regimes preloaded; leave one out"));
     }
-    if streaming.ssd_streaming_preload_experts.is_some() && !has(Regime::Preloaded) {
-        return Err(CliError::usage("--ssd-streaming-preload-experts has no effect here; add --regimes preloaded"));
+    let preloads = [
+        ("--ssd-streaming-preload-experts", streaming.ssd_streaming_preload_experts.is_some()),
+        ("--hotlist", streaming.hotlist.is_some()),
+    ];
+    if let (Some((flag, _)), false) = (preloads.iter().find(|(_, is_given)| *is_given), has(Regime::Preloaded)) {
+        return Err(CliError::usage(format!("{flag} has no effect here; add --regimes preloaded")));
+    }
+    if streaming.save_hotlist.is_some() {
+        return Err(CliError::usage("--save-hotlist: a benchmark's routes are nobody's; save those of ds4"));
     }
     Ok(())
 }
@@ -222,6 +229,8 @@ mod tests {
             ("--regimes preloaded", "--ssd-streaming"),
             ("--regimes preloaded --ssd-streaming --ssd-streaming-cold", "contradicts"),
             ("--ssd-streaming --ssd-streaming-preload-experts 4", "--regimes preloaded"),
+            ("--ssd-streaming --hotlist x", "--regimes preloaded"),
+            ("--ssd-streaming --save-hotlist x", "--save-hotlist"),
             ("--ctx-max 4000000000", "beyond any model"),
             ("--ctx-max 60000000 --step-incr 1", "larger steps"),
         ] {
