@@ -161,7 +161,9 @@ fn check_regimes(args: &RunArgs) -> Result<(), CliError> {
         return Err(CliError::usage(format!("{flag} has no effect here; add --regimes preloaded")));
     }
     if streaming.save_hotlist.is_some() {
-        return Err(CliError::usage("--save-hotlist: a benchmark's routes are nobody's; save those of ds4"));
+        return Err(CliError::usage(
+            "--save-hotlist: the routes of a benchmark are not those of your work; save them with ds4",
+        ));
     }
     Ok(())
 }
