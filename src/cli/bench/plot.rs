@@ -61,7 +61,10 @@ fn panels(tables: &[Table]) -> Vec<Panel> {
     let mut panels = Vec::new();
     let context = |row: &Row| (row.mode == Mode::Sweep).then_some(row.ctx_tokens);
     let append = |row: &Row| (row.mode == Mode::Append).then_some(row.prefill_tokens);
-    for measure in [PREFILL, GENERATION] {
+    let contexts: BTreeSet<u64> = rows().filter_map(context).collect();
+    // Several budgets at one context length are told by the panels of budgets.
+    let has_contexts = contexts.len() > 1 || budgets.len() < 2;
+    for measure in [PREFILL, GENERATION].into_iter().filter(|_| has_contexts) {
         panels.push(panel(
             "context, tokens",
             measure,
@@ -188,6 +191,8 @@ mod tests {
         );
         assert_eq!(panels[2].series[0].name, "cold, at 5");
         assert_eq!(panels[3].series[0].medians, [(1.0, 2.0), (4.0, 3.0)], "at the longest context only");
+        let one = super::panels(&[table("a.csv", vec![row(9, 1, "cold", 2.0), row(9, 4, "cold", 3.0)])]);
+        assert!(one.len() == 2 && one.iter().all(|p| p.x_name == "expert cache, GiB"), "one context length: {one:?}");
     }
 
     #[test]
