@@ -179,14 +179,14 @@ impl Bench<'_> {
             self.extend(subject, &text[..frontier], &mut row)?;
             self.generate(subject, &mut row)?;
             self.back_to(subject, frontier)?;
-            self.record(subject, row, label)?;
+            self.record(row, label)?;
             let mut at = frontier;
             for &len in &self.schedule.appends {
                 let mut row = Row { mode: Mode::Append, ..self.blank(subject, offset, label) };
                 let appended = [&text[..frontier], &text[at..at + len]].concat();
                 self.extend(subject, &appended, &mut row)?;
                 self.back_to(subject, frontier)?;
-                self.record(subject, row, label)?;
+                self.record(row, label)?;
                 at += len;
             }
         }
@@ -238,7 +238,7 @@ impl Bench<'_> {
         subject.timeline.rewind(len, &mut RunWatcher::new(self.interrupt)).map_err(from_session)
     }
 
-    fn record(&mut self, subject: &Subject, mut row: Row, label: Option<Label>) -> Result<(), CliError> {
+    fn record(&mut self, mut row: Row, label: Option<Label>) -> Result<(), CliError> {
         if label.is_none() {
             return Ok(());
         }
