@@ -28,6 +28,17 @@ pub struct Matmul<'w, 'a, B: Backend> {
     pub groups: usize,
 }
 
+/// Products of the same rows with two matrices.
+pub struct MatmulPair<'w, 'a, B: Backend> {
+    /// `[outputs, inputs]`.
+    pub a: B::MatView<'w>,
+    /// `[outputs, inputs]`.
+    pub b: B::MatView<'w>,
+    /// `[rows, inputs]`.
+    pub x: &'a B::Buf,
+    pub rows: usize,
+}
+
 /// `x * rsqrt(mean(x^2) + eps) * weight` for each row.
 pub struct RmsNorm<'a, B: Backend> {
     /// `[rows, width]`.

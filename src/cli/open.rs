@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use crate::backend::cpu::matmul::Arithmetic;
 use crate::backend::cpu::simd::SimdLevel;
-use crate::cli::args::{BackendChoice, Cli, DirectFlag, IoChoice, LookaheadChoice, ProbeFlag, SimdChoice};
+use crate::cli::args::{BackendChoice, Cli, DirectFlag, IoChoice, LookaheadChoice, ProbeFlag, SimdChoice, SweepRows};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::note;
 use crate::cli::progress::{Meter, Unit};
@@ -53,6 +53,11 @@ pub fn engine_options(cli: &Cli) -> Result<EngineOptions, CliError> {
         arithmetic: if cli.model.quality { Arithmetic::Quality } else { Arithmetic::Fast },
         simd: simd(cli.model.simd)?,
         chunk: cli.model.prefill_chunk.map(|n| n as usize),
+        sweep: match cli.model.sweep_rows {
+            None | Some(SweepRows::Auto) => None,
+            Some(SweepRows::Rows(rows)) => Some(rows),
+        },
+        decoder_suffix: !cli.model.no_decoder_suffix,
         kv_exact: cli.model.kv_exact,
         is_streaming: streaming.ssd_streaming,
         budget,

@@ -4,11 +4,20 @@
 use crate::cli::output;
 use crate::engine::lookahead::{LookaheadStats, Recall};
 use crate::engine::stats::RunStats;
+use crate::models::SweepCounts;
 use crate::units::Bytes;
 
 /// Lines of the report.
 pub fn lines(stats: &RunStats) -> Vec<String> {
     let mut lines = vec![format!("prefill: {:.2} t/s, generation: {:.2} t/s", stats.prefill_tps, stats.decode_tps)];
+    if stats.sweeps.sweeps > 0 {
+        let SweepCounts { sweeps, rows, layer_rows, layer_rows_skipped } = stats.sweeps;
+        lines.push(format!(
+            "prompt: {rows} rows in {sweeps} sweeps of at most {}, {:.1} % of their work left out because nothing can see it",
+            stats.sweep_rows,
+            100.0 * layer_rows_skipped as f64 / layer_rows.max(1) as f64
+        ));
+    }
     if stats.is_streaming {
         lines.extend(streaming(stats));
     }

@@ -10,7 +10,7 @@ use crate::engine::passes::Passes;
 use crate::engine::routes::Routes;
 use crate::models::probe::Probe;
 use crate::models::supply::SupplyError;
-use crate::models::{LogitSink, ModelError, ModelRunner, RunnerBytes, Want};
+use crate::models::{LogitSink, ModelError, ModelRunner, Progress, RunnerBytes, Want};
 use crate::storage::reader::{FileChange, Reader};
 use crate::units::TokenId;
 
@@ -71,6 +71,10 @@ impl ModelRunner for CheckedRunner {
         self.inner.chunk()
     }
 
+    fn sweep(&self) -> usize {
+        self.inner.sweep()
+    }
+
     fn len(&self) -> usize {
         self.inner.len()
     }
@@ -97,12 +101,13 @@ impl ModelRunner for CheckedRunner {
         self.inner.prefetch_rows(tokens)
     }
 
-    fn forward(
+    fn forward_watched(
         &mut self,
         tokens: &[TokenId],
         want: Want,
         sink: &mut LogitSink<'_>,
         probe: Option<&mut dyn Probe>,
+        progress: &mut Progress<'_>,
     ) -> Result<(), ModelError> {
         let path = |reader: &Arc<dyn Reader>| reader.path().display().to_string();
         if let Some(reader) = &self.reader {
@@ -113,7 +118,7 @@ impl ModelRunner for CheckedRunner {
         let session = self.session();
         self.foresee(tokens);
         self.routes.begin_pass(session, before, tokens);
-        let result = self.inner.forward(tokens, want, sink, probe);
+        let result = self.inner.forward_watched(tokens, want, sink, probe, progress);
         self.routes.end_pass(result.is_ok());
         self.passes.count(tokens.len(), self.inner.len() - before);
         if let (Some(lookahead), true, true) = (&self.lookahead, result.is_ok(), tokens.len() > 1) {

@@ -34,7 +34,7 @@ use crate::backend::cpu::simd::SimdLevel;
 use crate::backend::{Backend, BackendError};
 use crate::models::metadata::ConfigError;
 use crate::models::supply::{ExpertSupply, RowSupply};
-use crate::models::{self, Model, ModelError, ModelRunner, RunnerOptions};
+use crate::models::{self, Model, ModelError, ModelRunner, RunnerOptions, SweepCounts};
 use crate::obs::VerifyCounters;
 use crate::storage::checksum::ChecksumError;
 use crate::storage::expert_cache::{self, CacheError, CacheParts, ExpertCache};
@@ -253,6 +253,11 @@ impl Engine {
     /// The tokenizer of the file.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.prepared.tokenizer
+    }
+
+    /// What the sweeps of all sequences did.
+    pub fn sweep_counts(&self) -> SweepCounts {
+        self.model.sweep_counts()
     }
 
     /// Name of the device.

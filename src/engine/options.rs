@@ -14,6 +14,10 @@ use crate::units::{Budget, Bytes};
 pub const CTX_DEFAULT_MAX: usize = 32_768;
 /// Rows computed together in prefill when nothing else is asked for.
 pub const CHUNK_DEFAULT: usize = 512;
+/// Widest sweep: what the state between layers of one takes grows with its rows, what it saves does not.
+pub const SWEEP_ROWS_MAX: usize = 32_768;
+/// An automatic sweep takes at most one part in this many of the usable memory, since what it takes the expert cache lacks.
+pub const SWEEP_SHARE: u64 = 16;
 
 /// How the cache is filled before the first token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -81,6 +85,10 @@ pub struct EngineOptions {
     pub simd: Option<SimdLevel>,
     /// Rows computed together in prefill; `None` for the default.
     pub chunk: Option<usize>,
+    /// Rows that share one read of each expert; `None` for what [`SWEEP_SHARE`] of the memory carries.
+    pub sweep: Option<usize>,
+    /// Leave out prompt rows that no layer needs; never changes a bit.
+    pub decoder_suffix: bool,
     /// Leave the rounding of cached rows out.
     pub kv_exact: bool,
     /// Keep experts on the drive.
@@ -122,6 +130,8 @@ impl EngineOptions {
             arithmetic: Arithmetic::Fast,
             simd: None,
             chunk: None,
+            sweep: None,
+            decoder_suffix: true,
             kv_exact: false,
             is_streaming: false,
             budget: None,

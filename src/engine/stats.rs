@@ -10,6 +10,7 @@ use crate::engine::Engine;
 use crate::engine::advice::Advice;
 use crate::engine::forecast::{Achieved, DecodeSums, Forecast};
 use crate::engine::lookahead::LookaheadStats;
+use crate::models::SweepCounts;
 use crate::obs::{ReadSnapshot, RowSnapshot, VerifyCounters, VerifySnapshot};
 use crate::storage::expert_cache::CacheStats;
 use crate::storage::probe::DriveRates;
@@ -96,6 +97,9 @@ pub struct RunStats {
     pub row_read_bytes: u64,
     pub row_submissions: u64,
     pub row_wait_ms: f64,
+    /// Rows of the widest sweep, and what the sweeps computed and left out.
+    pub sweep_rows: u64,
+    pub sweeps: SweepCounts,
     pub planned_bytes: u64,
     pub peak_rss_bytes: u64,
     /// What a token costs and what drive and memory give.
@@ -173,6 +177,8 @@ impl RunStats {
             row_read_bytes: rows.row_bytes,
             row_submissions: rows.submissions,
             row_wait_ms: rows.wait_ms,
+            sweep_rows: plan.sweep,
+            sweeps: engine.sweep_counts(),
             planned_bytes: plan.total().0,
             peak_rss_bytes: sys::process_memory().map_or(0, |m| m.peak.0),
             forecast: *engine.forecast(),

@@ -87,6 +87,7 @@ fn is_known(line: &str) -> bool {
         "lookahead (",
         "advice: ",
         "checksums: ",
+        "prompt: ",
         "loading weights: ",
         "preloading experts: ",
         "io_uring is refused",

@@ -136,8 +136,11 @@ fn conditions(a: &Table, b: &Table) -> Vec<String> {
             lines.push(format!("{name}: {} / {}", x.unwrap_or("unknown or mixed"), y.unwrap_or("unknown or mixed")));
         }
     }
-    let numbers: [(&str, fn(&Row) -> u64); 2] =
-        [("threads", |row| row.threads), ("prefill chunk", |row| row.prefill_chunk)];
+    let numbers: [(&str, fn(&Row) -> u64); 3] = [
+        ("threads", |row| row.threads),
+        ("prefill chunk", |row| row.prefill_chunk),
+        ("prefill sweep", |row| row.prefill_sweep),
+    ];
     for (name, column) in numbers {
         let (x, y) = (column(&a.rows[0]), column(&b.rows[0]));
         if x != y {

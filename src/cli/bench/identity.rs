@@ -56,6 +56,7 @@ impl Identity {
             threads: options.threads.unwrap_or_else(crate::sys::cpu_count) as u64,
             arithmetic: if options.arithmetic == Arithmetic::Quality { "f32" } else { "8-bit" }.into(),
             prefill_chunk: engine.prepared.runner.chunk as u64,
+            prefill_sweep: engine.prepared.runner.sweep_rows() as u64,
             cache_policy: if stats.is_streaming { options.policy.clone() } else { String::new() },
             lookahead: if stats.is_streaming { options.lookahead.name().into() } else { String::new() },
             drive_gb_per_s: stats.drive.map(|drive| round(drive.bulk.gb_per_s)),

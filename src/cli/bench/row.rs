@@ -96,6 +96,8 @@ pub struct Row {
     pub threads: u64,
     pub arithmetic: String,
     pub prefill_chunk: u64,
+    /// Most rows that go through one layer before the next one begins.
+    pub prefill_sweep: u64,
     /// Empty when everything is resident.
     pub cache_policy: String,
     /// Guess by which experts are read ahead; empty when everything is resident.

@@ -9,6 +9,7 @@ use crate::models::supply::ExpertSupply;
 use crate::units::{ExpertIdx, LayerIdx};
 
 /// Host memory of a guess.
+#[derive(Default)]
 pub struct Guess {
     /// `[experts]`.
     scores: Vec<f32>,
