@@ -7,6 +7,7 @@
 extern crate alloc;
 
 pub mod belady;
+pub mod census;
 mod chain;
 pub mod curve;
 mod decay;
@@ -24,9 +25,11 @@ mod ranking;
 pub mod route_memory;
 mod shadow;
 pub mod sim;
+pub mod speed;
 pub mod trace;
 
 pub use belady::Recording;
+pub use census::Census;
 pub use curve::MissCurve;
 pub use directory::{ClassShape, Directory, Placement, RouteError};
 pub use ids::{Bytes, ExpertIdx, ExpertKey, LayerIdx, Phase};
@@ -35,4 +38,6 @@ pub use policies::{UnknownPolicy, by_name};
 pub use policy::{Epoch, Policy};
 pub use prefetch::PrefetchLedger;
 pub use route_memory::RouteMemory;
+pub use sim::{Replay, Score, Tally};
+pub use speed::Speed;
 pub use trace::{Event, TraceError, TraceHeader, TraceLayer, TraceReader, TraceWriter};
