@@ -48,7 +48,15 @@ impl Recording {
             }
             total += u32::from(experts);
         }
-        Self { layers: table, bases, experts_total: total, uses: Vec::new(), last_layer: None, token_begins: false, requests: 0 }
+        Self {
+            layers: table,
+            bases,
+            experts_total: total,
+            uses: Vec::new(),
+            last_layer: None,
+            token_begins: false,
+            requests: 0,
+        }
     }
 
     /// Requests recorded.

@@ -40,10 +40,8 @@ mod tests {
     /// Design section 6: V4.1 Flash Q2, 8.74 GB dense and 2.39 GB of experts a token, a drive of 11 GB/s, 95 % hits.
     #[test]
     fn the_bounds_of_the_design() {
-        let at = |memory: f64| Speed {
-            step_s: Speed::step_from_memory(8.74e9 + 2.39e9, memory),
-            drive_bytes_per_s: 11e9,
-        };
+        let at =
+            |memory: f64| Speed { step_s: Speed::step_from_memory(8.74e9 + 2.39e9, memory), drive_bytes_per_s: 11e9 };
         let missed = 0.05 * 2.39e9;
         assert!((at(249e9).tokens_per_s(missed) - 18.0).abs() < 0.1);
         assert!((at(3.84e12).tokens_per_s(missed) - 72.0).abs() < 1.0);

@@ -19,10 +19,8 @@ const BYTES: [u64; 3] = [10, 10, 7];
 type Request = (Phase, u16, Vec<ExpertIdx>);
 
 fn shapes(slots: usize) -> Vec<ClassShape> {
-    let class = |layers: &[u16], slots| ClassShape {
-        layers: layers.iter().map(|&l| (LayerIdx(l), EXPERTS)).collect(),
-        slots,
-    };
+    let class =
+        |layers: &[u16], slots| ClassShape { layers: layers.iter().map(|&l| (LayerIdx(l), EXPERTS)).collect(), slots };
     vec![class(&[0, 1], slots), class(&[2], slots.min(usize::from(EXPERTS)))]
 }
 

@@ -3,6 +3,7 @@
 //! can be before the model is loaded, so that a typing error does not cost a minute of reads.
 
 pub mod args;
+pub mod cache_tool;
 pub mod gguf;
 pub mod input;
 pub mod interrupt;

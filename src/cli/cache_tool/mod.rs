@@ -1,0 +1,60 @@
+//! The command line of `ds4-cache`: replay, curve, compare. One file a subcommand.
+//! Owns flags, exit codes and where text goes; never decides what a cache does, which is `cache-policy`'s.
+//! Surprising fact: nothing of a result is printed before all of it is known, so a failure leaves stdout empty.
+
+pub mod budgets;
+pub mod compare;
+pub mod curve;
+pub mod curve_plot;
+pub mod replay;
+pub mod scores;
+pub mod speed_flags;
+pub mod table;
+pub mod trace_input;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::cli::{CliError, output};
+
+/// Says what an expert cache of which size and policy is worth, from recorded routes.
+#[derive(Parser, Debug)]
+#[command(name = "ds4-cache", version, max_term_width = 110)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Replay a trace with several policies and budgets: hits, misses, bytes, distance from the optimum
+    Replay(replay::ReplayArgs),
+    /// Misses and predicted tokens a second over the budget, as CSV and as a picture
+    Curve(curve::CurveArgs),
+    /// Compare two traces of one model, or two results of replay --json
+    Compare(compare::CompareArgs),
+}
+
+/// Runs `ds4-cache` on the process's arguments.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = match &cli.command {
+        Command::Replay(args) => replay::run(args),
+        Command::Curve(args) => curve::run(args),
+        Command::Compare(args) => compare::run(args),
+    };
+    let printed = result.and_then(|text| output::answer(&text).map_err(CliError::output));
+    match printed {
+        Ok(()) | Err(CliError::Unread) => ExitCode::SUCCESS,
+        Err(error) => {
+            note(&error.to_string());
+            ExitCode::from(if matches!(error, CliError::Usage(_)) { 2 } else { 1 })
+        }
+    }
+}
+
+/// Tells the user something beside the result.
+pub fn note(text: &str) {
+    eprintln!("ds4-cache: {}", text.split_whitespace().collect::<Vec<_>>().join(" "));
+}
