@@ -50,6 +50,13 @@ pub fn lock_limit() -> Option<Bytes> {
     rustix::process::getrlimit(rustix::process::Resource::Memlock).current.map(Bytes)
 }
 
+/// Where this user's programs keep what can be made again: XDG_CACHE_HOME, else .cache in HOME. `None` without either.
+pub fn user_cache_dir() -> Option<PathBuf> {
+    // The XDG rules: a path that is not absolute counts as unset.
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|dir| dir.is_absolute());
+    absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))
+}
+
 /// Bytes of a memory page.
 pub fn page_bytes() -> usize {
     rustix::param::page_size()

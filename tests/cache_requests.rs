@@ -281,7 +281,8 @@ fn routes_are_recorded_in_the_order_they_are_served() {
     type Routes = Vec<(LayerIdx, Vec<ExpertIdx>, Phase)>;
     struct Record(Arc<std::sync::Mutex<Routes>>);
     impl RouteSink for Record {
-        fn route(&mut self, phase: Phase, layer: LayerIdx, ids: &[ExpertIdx]) {
+        fn route(&mut self, phase: Phase, layer: LayerIdx, ids: &[ExpertIdx], overlap: usize) {
+            assert_eq!(overlap, 0, "every lease ends before the next begins");
             self.0.lock().unwrap().push((layer, ids.to_vec(), phase));
         }
     }

@@ -402,28 +402,6 @@ fn chunks_and_context() {
 }
 
 #[test]
-fn routes() {
-    let path = scratch("routes").join("routes.jsonl");
-    let args = ["-p", "hello there", "-n", "5", "--trace-routes", path.to_str().unwrap(), "--ssd-streaming"];
-    let stats = stats("routes-stats", &args);
-    let text = std::fs::read_to_string(&path).unwrap();
-    let lines: Vec<Value> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
-    let head = &lines[0];
-    assert_eq!(
-        (&head["layers"], &head["experts"], &head["top_k"]),
-        (&Value::from(5), &Value::from(8), &Value::from(2))
-    );
-    let prompt = number(&stats, "prompt_tokens") as usize;
-    assert_eq!(lines.len() - 1, prompt + 4, "every position that was computed");
-    for (position, line) in lines[1..].iter().enumerate() {
-        assert_eq!(line["pos"], position);
-        assert_eq!(line["phase"], if position < prompt { "prefill" } else { "decode" });
-        let routes = line["routes"].as_array().unwrap();
-        assert!(routes.len() == 5 && routes.iter().all(|r| r.as_array().unwrap().len() == 2), "{line}");
-    }
-}
-
-#[test]
 fn the_default_model() {
     let folder = scratch("default");
     std::os::unix::fs::symlink(b(), folder.join("ds4flash.gguf")).unwrap();

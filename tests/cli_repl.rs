@@ -157,7 +157,7 @@ fn a_line_that_is_no_text_does_not_end_the_session() {
 
 #[test]
 fn files_of_one_answer_are_refused() {
-    for flag in ["--dump-logits", "--dump-logprobs", "--trace-routes"] {
+    for flag in ["--dump-logits", "--dump-logprobs"] {
         let path = scratch(flag).join("x");
         let ran = finish(command().arg("-m").arg(b()).arg(flag).arg(&path));
         ran.failed(2, &[flag, "needs a prompt"]);

@@ -100,6 +100,23 @@ fn assert_right(reader: &dyn Reader, offset: u64, len: u64, name: &str) {
     );
 }
 
+/// Memory that must be aligned more coarsely than offsets, with pieces between the two: a piece or a resumed read that began at a
+/// multiple of the finer one would be refused.
+#[test]
+fn memory_alignment_beyond_offset_alignment() {
+    let limits = PoolLimits { piece_bytes: 1 << 10, queue_requests_max: 64 };
+    for (offset, memory) in [(512, 4096), (512, 1024), (4096, 512), (1, 4096)] {
+        let alignment = Alignment { offset, memory };
+        for options in [FakeOptions { limits, ..FakeOptions::default() }, FakeOptions { limits, ..rough() }] {
+            let s = fake("fake", FakeOptions { alignment, ..options });
+            for (at, len) in [(0, 70_000), (5, 9000), (100_001, 33_333), (IMAGE_BYTES as u64 - 5000, 5000)] {
+                assert_right(&*s.reader, at, len, &format!("{alignment:?}"));
+            }
+            assert!(s.reader.counters().snapshot().pieces > 20);
+        }
+    }
+}
+
 #[test]
 fn any_range_lands_with_its_skew() {
     let end = IMAGE_BYTES as u64;

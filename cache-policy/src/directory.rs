@@ -150,6 +150,16 @@ impl Directory {
         self.index_of(key).is_some_and(|i| self.present[i])
     }
 
+    /// Number of size classes.
+    pub fn classes(&self) -> usize {
+        self.classes.len()
+    }
+
+    /// Slots of `class`.
+    pub fn slots(&self, class: usize) -> usize {
+        self.classes[class].slots
+    }
+
     /// Cached experts of `class`.
     pub fn len(&self, class: usize) -> usize {
         self.classes[class].policy.len()

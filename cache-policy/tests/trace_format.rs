@@ -2,7 +2,7 @@
 //! Owns small synthetic traces. Never reads files. Surprising fact: a cut trace still gives every whole block.
 
 use cache_policy::{
-    Bytes, Event, ExpertIdx, LayerIdx, Phase, TraceError, TraceHeader, TraceLayer, TraceReader, TraceWriter,
+    Bytes, Event, ExpertIdx, ExpertKey, LayerIdx, Phase, TraceError, TraceHeader, TraceLayer, TraceReader, TraceWriter,
 };
 use proptest::prelude::*;
 
@@ -23,6 +23,8 @@ enum Owned {
     Prefill,
     Decode,
     Token(u32, u32),
+    Preload(u16, u16),
+    Overlap(u32),
     Route(u16, Vec<u16>),
 }
 
@@ -35,6 +37,10 @@ fn write(events: &[Owned]) -> Vec<u8> {
             Owned::Prefill => writer.phase(Phase::Prefill),
             Owned::Decode => writer.phase(Phase::Decode),
             Owned::Token(position, id) => writer.token(*position, *id),
+            Owned::Preload(layer, expert) => {
+                writer.preload(ExpertKey::new(*layer, *expert)).expect("an expert of this model");
+            }
+            Owned::Overlap(requests) => writer.overlap(*requests),
             Owned::Route(layer, experts) => {
                 let experts: Vec<_> = experts.iter().map(|&e| ExpertIdx(e)).collect();
                 writer.route(LayerIdx(*layer), &experts).expect("a route of this model");
@@ -56,6 +62,8 @@ fn read(bytes: &[u8], chunk: usize) -> Result<Vec<Owned>, TraceError> {
                 Event::Phase(Phase::Prefill) => Owned::Prefill,
                 Event::Phase(Phase::Decode) => Owned::Decode,
                 Event::Token { position, id } => Owned::Token(position, id),
+                Event::Preload(key) => Owned::Preload(key.layer.0, key.expert.0),
+                Event::Overlap(requests) => Owned::Overlap(requests),
                 Event::Route { layer, experts } => Owned::Route(layer.0, experts.iter().map(|e| e.0).collect()),
             });
         }
@@ -75,6 +83,9 @@ fn event() -> impl Strategy<Value = Owned> {
         1 => Just(Owned::Prefill),
         1 => Just(Owned::Decode),
         3 => (any::<u32>(), any::<u32>()).prop_map(|(p, t)| Owned::Token(p, t)),
+        1 => (0..384u16).prop_map(|e| Owned::Preload(1, e)),
+        1 => (0..24u16).prop_map(|e| Owned::Preload(2, e)),
+        1 => any::<u32>().prop_map(Owned::Overlap),
         4 => route(1, 384, 384),
         4 => route(2, 24, 4),
         2 => route(5, 1, 1),

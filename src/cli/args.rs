@@ -162,6 +162,9 @@ pub struct StreamingArgs {
     /// How the drive is read
     #[arg(long, value_enum, default_value_t = IoChoice::Auto, value_name = "NAME")]
     pub io: IoChoice,
+    /// Whether the drive is measured (at most a second): when first met, never, or now
+    #[arg(long, value_enum, default_value_t = ProbeFlag::Auto, value_name = "WHEN")]
+    pub probe: ProbeFlag,
 }
 
 /// Looking into a model, a prompt or a run.
@@ -190,14 +193,17 @@ pub struct DiagnosisArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_file", "tokens_file", "decode_consistency", "dump_logits", "dump_logprobs", "trace_routes"])]
     pub perplexity_file: Option<PathBuf>,
     /// Compute the last N prompt tokens in one chunk and one by one, compare the bits, and stop
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "trace_routes")]
     pub decode_consistency: Option<u32>,
     /// Write the run's counters to a JSON file
     #[arg(long, value_name = "FILE")]
     pub stats_json: Option<PathBuf>,
-    /// Record the experts chosen at every position and layer
+    /// Record the experts that every step requested, for ds4-cache
     #[arg(long, value_name = "FILE")]
     pub trace_routes: Option<PathBuf>,
+    /// Keep a file with the state of the running process, rewritten four times a second
+    #[arg(long, value_name = "FILE")]
+    pub snapshot_file: Option<PathBuf>,
 }
 
 /// Devices that can be asked for.
@@ -223,6 +229,14 @@ pub enum IoChoice {
     Auto,
     Uring,
     Pread,
+}
+
+/// When the drive is measured.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ProbeFlag {
+    Auto,
+    Off,
+    Force,
 }
 
 impl Cli {

@@ -16,7 +16,9 @@ pub mod repl;
 pub mod repl_command;
 pub mod report;
 pub mod run;
+pub mod snapshot_file;
 pub mod tasks;
+pub mod trace_file;
 pub mod watch;
 pub mod whole_file;
 

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use crate::backend::cpu::matmul::Arithmetic;
 use crate::backend::cpu::simd::SimdLevel;
-use crate::cli::args::{BackendChoice, Cli, IoChoice, SimdChoice};
+use crate::cli::args::{BackendChoice, Cli, IoChoice, ProbeFlag, SimdChoice};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::note;
 use crate::cli::progress::{Meter, Unit};
@@ -15,6 +15,7 @@ use crate::cli::{CliError, input};
 use crate::engine::options::{EngineOptions, Preload};
 use crate::engine::prepare::Prepared;
 use crate::engine::{Engine, Step};
+use crate::storage::probe::ProbeChoice;
 use crate::storage::reader::ReaderChoice;
 use crate::units::{parse_budget, parse_gigabytes};
 
@@ -57,6 +58,11 @@ pub fn engine_options(cli: &Cli) -> Result<EngineOptions, CliError> {
             IoChoice::Auto => ReaderChoice::Auto,
             IoChoice::Uring => ReaderChoice::Uring,
             IoChoice::Pread => ReaderChoice::Pread,
+        },
+        probe: match streaming.probe {
+            ProbeFlag::Auto => ProbeChoice::Auto,
+            ProbeFlag::Off => ProbeChoice::Off,
+            ProbeFlag::Force => ProbeChoice::Force,
         },
         ..EngineOptions::new(path)
     })

@@ -13,6 +13,7 @@ use crate::cli::interrupt::Interrupt;
 use crate::cli::output::{self, note};
 use crate::cli::repl_command::{self, COMMANDS, Line};
 use crate::cli::run::{from_generate, from_session, write_stats};
+use crate::cli::trace_file::TraceFile;
 use crate::cli::watch::RunWatcher;
 use crate::cli::{CliError, input, report};
 use crate::engine::Engine;
@@ -42,7 +43,7 @@ pub fn editor() -> Result<DefaultEditor, CliError> {
 /// Runs the session until the user leaves.
 ///
 /// # Errors
-/// A terminal that cannot be read; a `--stats-json` file that cannot be written.
+/// A terminal that cannot be read; a file of the run that cannot be written.
 pub fn run(
     cli: &Cli,
     engine: &Engine,
@@ -55,6 +56,8 @@ pub fn run(
         // A first run has none.
         let _ = editor.load_history(path);
     }
+    let trace = cli.diagnosis.trace_routes.as_deref();
+    let recording = trace.map(|path| TraceFile::begin(path, engine)).transpose()?;
     let mut repl = Repl::new(cli, engine, sampler, interrupt)?;
     note("type a message, or /help");
     let mut unreadable = 0;
@@ -86,6 +89,9 @@ pub fn run(
     }
     if let Some(path) = &history {
         let _ = editor.save_history(path);
+    }
+    if let (Some(recording), Some(path)) = (recording, trace) {
+        recording.finish(path, engine)?;
     }
     write_stats(cli, &repl.stats())
 }

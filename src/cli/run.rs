@@ -1,6 +1,7 @@
 //! What one invocation of `ds4` does: picks the task that the flags ask for and runs it.
 //! Never computes. Surprising fact: tasks that need no weights (plan, inspect, tokens) never load any.
 
+use std::path::Path;
 use std::time::Duration;
 
 use crate::cli::args::Cli;
@@ -9,6 +10,8 @@ use crate::cli::interrupt::Interrupt;
 use crate::cli::logits_file::LogitsFile;
 use crate::cli::logprobs_file::{LogprobsFile, write_json};
 use crate::cli::open::{engine_options, open};
+use crate::cli::snapshot_file::SnapshotFile;
+use crate::cli::trace_file::TraceFile;
 use crate::cli::watch::RunWatcher;
 use crate::cli::whole_file::WholeFile;
 use crate::cli::{CliError, output, repl, report, tasks};
@@ -17,7 +20,6 @@ use crate::engine::stats::{RunStats, Timings};
 use crate::models::Want;
 use crate::session::generate::{Answer, Ended, GenerateError, GenerateOptions, generate};
 use crate::session::prompt::PromptFormat;
-use crate::session::route_trace::RouteRecorder;
 use crate::session::sampler::{Sampler, SamplerParams};
 use crate::session::stop::StopRules;
 use crate::session::timeline::{Flow, SessionError, SyncReport, Timeline};
@@ -52,6 +54,8 @@ pub fn run(cli: &Cli) -> Result<(), CliError> {
         options.ctx = Some(tasks::PERPLEXITY_WINDOW);
     }
     let engine = open(&options, &interrupt)?;
+    // Dropped, with a last record, when the task is done.
+    let _snapshots = cli.diagnosis.snapshot_file.as_deref().map(|p| snapshots(p, &engine)).transpose()?;
     match (text, prompt, cli.diagnosis.decode_consistency) {
         (None, None, _) => repl::run(cli, &engine, editor.expect("made above"), sampler, &interrupt),
         (Some(text), ..) => tasks::perplexity(cli, &engine, &interrupt, &text),
@@ -63,6 +67,11 @@ pub fn run(cli: &Cli) -> Result<(), CliError> {
     }
 }
 
+fn snapshots(path: &Path, engine: &Engine) -> Result<SnapshotFile, CliError> {
+    let cannot = |e| CliError::failed(format!("--snapshot-file: cannot write {}: {e}", path.display()));
+    SnapshotFile::start(path, engine.observer()).map_err(cannot)
+}
+
 /// Refuses, before anything is loaded, output flags without effect and output files that cannot be written.
 fn check_outputs(cli: &Cli, has_prompt: bool) -> Result<(), CliError> {
     let args = &cli.diagnosis;
@@ -70,12 +79,17 @@ fn check_outputs(cli: &Cli, has_prompt: bool) -> Result<(), CliError> {
         ("--decode-consistency", args.decode_consistency.is_some()),
         ("--dump-logits", args.dump_logits.is_some()),
         ("--dump-logprobs", args.dump_logprobs.is_some()),
-        ("--trace-routes", args.trace_routes.is_some()),
     ];
     if let Some((flag, _)) = of_one_answer.iter().find(|(_, is_given)| *is_given && !has_prompt) {
         return Err(CliError::usage(format!("{flag} needs a prompt: add -p, --prompt-file or --tokens-file")));
     }
-    for (flag, path) in [("--stats-json", &args.stats_json), ("--dump-logprobs", &args.dump_logprobs)] {
+    let written = [
+        ("--stats-json", &args.stats_json),
+        ("--dump-logprobs", &args.dump_logprobs),
+        ("--trace-routes", &args.trace_routes),
+        ("--snapshot-file", &args.snapshot_file),
+    ];
+    for (flag, path) in written {
         if let Some(path) = path {
             // Dropped at once: it only shows that the file could be made.
             WholeFile::create(path)
@@ -116,7 +130,7 @@ pub fn prompt_tokens(cli: &Cli, tokenizer: &Tokenizer, arch: &str, prompt: &Prom
 struct Dumps {
     logits: Option<LogitsFile>,
     logprobs: Option<LogprobsFile>,
-    routes: Option<RouteRecorder<WholeFile>>,
+    routes: Option<TraceFile>,
 }
 
 impl Dumps {
@@ -125,16 +139,14 @@ impl Dumps {
         let model = engine.prepared.file.path().display().to_string();
         let cannot = |flag: &str, e: std::io::Error| CliError::failed(format!("{flag}: cannot write the file: {e}"));
         let logits = args.dump_logits.as_deref().map(|p| LogitsFile::create(p, vocab(engine)));
-        let shape = engine.prepared.config.expert_shape();
-        let routes = args.trace_routes.as_deref().map(|p| RouteRecorder::new(WholeFile::create(p)?, &model, shape));
         Ok(Self {
             logits: logits.transpose().map_err(|e| cannot("--dump-logits", e))?,
             logprobs: args.dump_logprobs.as_ref().map(|_| LogprobsFile::new(model)),
-            routes: routes.transpose().map_err(|e| cannot("--trace-routes", e))?,
+            routes: args.trace_routes.as_deref().map(|p| TraceFile::begin(p, engine)).transpose()?,
         })
     }
 
-    fn finish(self, cli: &Cli, tokens: &[TokenId]) -> Result<(), CliError> {
+    fn finish(self, cli: &Cli, engine: &Engine, tokens: &[TokenId]) -> Result<(), CliError> {
         let args = &cli.diagnosis;
         let cannot = |flag: &str, e: std::io::Error| CliError::failed(format!("{flag}: cannot write the file: {e}"));
         if let Some(file) = self.logits {
@@ -144,10 +156,10 @@ impl Dumps {
         if let (Some(file), Some(path)) = (self.logprobs, &args.dump_logprobs) {
             file.write(path).map_err(|e| cannot("--dump-logprobs", e))?;
         }
-        if let Some(routes) = self.routes {
-            routes.finish().and_then(WholeFile::finish).map_err(|e| cannot("--trace-routes", e))?;
+        match (self.routes, &args.trace_routes) {
+            (Some(routes), Some(path)) => routes.finish(path, engine),
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -166,7 +178,7 @@ fn answer_once(
     let mut timeline = Timeline::new(engine.runner().map_err(CliError::failed)?);
     let mut dumps = Dumps::open(cli, engine)?;
     let want = if dumps.logits.is_some() { Want::All } else { Want::Last };
-    let mut watcher = RunWatcher::new(interrupt).dumping(dumps.logits.as_mut()).recording(dumps.routes.as_mut());
+    let mut watcher = RunWatcher::new(interrupt).dumping(dumps.logits.as_mut());
     let mut outcome = Outcome::default();
     let result = (|| -> Result<(), CliError> {
         outcome.sync = timeline.sync(&tokens, want, &mut watcher).map_err(from_session)?;
@@ -208,7 +220,7 @@ fn answer_once(
     let reported = outcome.report(cli, engine, timeline.ctx());
     result?;
     watched?;
-    dumps.finish(cli, timeline.tokens())?;
+    dumps.finish(cli, engine, timeline.tokens())?;
     reported?;
     match outcome.answer {
         Some(answer) if answer.ended == Ended::Caller => Err(CliError::Failed("interrupted".into())),

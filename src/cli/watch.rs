@@ -1,4 +1,4 @@
-//! What the front end does while a pass runs: progress, interruption, dumped logits, recorded routes.
+//! What the front end does while a pass runs: progress, interruption, dumped logits.
 //! Never touches the model. Surprising fact: a full disk under `--dump-logits` is told after the pass, because a watcher cannot fail one.
 
 use std::io;
@@ -6,36 +6,25 @@ use std::io;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::logits_file::LogitsFile;
 use crate::cli::progress::{Meter, Unit};
-use crate::cli::whole_file::WholeFile;
-use crate::models::probe::Probe;
-use crate::session::route_trace::RouteRecorder;
 use crate::session::timeline::{Flow, Watcher};
-use crate::units::TokenId;
 
 /// Watches the passes of one run.
 pub struct RunWatcher<'a> {
     interrupt: &'a Interrupt,
     meter: Meter,
     logits: Option<&'a mut LogitsFile>,
-    routes: Option<&'a mut RouteRecorder<WholeFile>>,
     failure: Option<io::Error>,
 }
 
 impl<'a> RunWatcher<'a> {
     /// A watcher that only shows progress and looks for interruptions.
     pub fn new(interrupt: &'a Interrupt) -> Self {
-        Self { interrupt, meter: Meter::new("prefill", Unit::Tokens), logits: None, routes: None, failure: None }
+        Self { interrupt, meter: Meter::new("prefill", Unit::Tokens), logits: None, failure: None }
     }
 
     /// Also writes all logits to `file`.
     pub fn dumping(mut self, file: Option<&'a mut LogitsFile>) -> Self {
         self.logits = file;
-        self
-    }
-
-    /// Also records routes.
-    pub fn recording(mut self, routes: Option<&'a mut RouteRecorder<WholeFile>>) -> Self {
-        self.routes = routes;
         self
     }
 
@@ -57,20 +46,6 @@ impl Watcher for RunWatcher<'_> {
     fn logits(&mut self, _position: usize, logits: &[f32]) {
         if let (Some(file), None) = (&mut self.logits, &self.failure) {
             self.failure = file.push(logits).err();
-        }
-    }
-
-    fn has_probe(&self) -> bool {
-        self.routes.is_some()
-    }
-
-    fn probe(&mut self) -> Option<&mut dyn Probe> {
-        self.routes.as_mut().map(|r| &mut **r as &mut dyn Probe)
-    }
-
-    fn pass(&mut self, position: usize, tokens: &[TokenId]) {
-        if let Some(routes) = &mut self.routes {
-            routes.pass(position, tokens);
         }
     }
 }

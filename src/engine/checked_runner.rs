@@ -1,9 +1,12 @@
-//! A runner that looks whether the model file is still the one that was opened, before every pass, and names it where its bytes are bad.
+//! A runner that looks whether the model file is still the one that was opened, before every pass, names it where its bytes are bad,
+//! and tells counters and recorders what is computed.
 //! Never repairs or reopens anything. Surprising fact: reads of a replaced file would go on without an error (the old inode lives), so
 //! only this look tells the user that the answers no longer come from the file of that name.
 
 use std::sync::Arc;
 
+use crate::engine::passes::Passes;
+use crate::engine::routes::Routes;
 use crate::models::probe::Probe;
 use crate::models::supply::SupplyError;
 use crate::models::{LogitSink, ModelError, ModelRunner, RunnerBytes, Want};
@@ -26,10 +29,14 @@ struct FileDamaged {
     error: ModelError,
 }
 
-/// `inner`, with a check of the file of `reader` (two system calls) before each pass.
+/// `inner`, with a check of the file of `reader` (two system calls), if any is read from, before each pass.
 pub(super) struct CheckedRunner {
     pub inner: Box<dyn ModelRunner>,
-    pub reader: Arc<dyn Reader>,
+    pub reader: Option<Arc<dyn Reader>>,
+    pub passes: Arc<Passes>,
+    pub routes: Routes,
+    /// Number of the session, once it has a pass.
+    pub session: Option<u32>,
 }
 
 impl ModelRunner for CheckedRunner {
@@ -58,6 +65,7 @@ impl ModelRunner for CheckedRunner {
     }
 
     fn reset(&mut self) {
+        self.session = None;
         self.inner.reset();
     }
 
@@ -73,11 +81,22 @@ impl ModelRunner for CheckedRunner {
         sink: &mut LogitSink<'_>,
         probe: Option<&mut dyn Probe>,
     ) -> Result<(), ModelError> {
-        let path = || self.reader.path().display().to_string();
-        self.reader.check_file().map_err(|change| SupplyError(Box::new(FileChanged { path: path(), change })))?;
-        self.inner.forward(tokens, want, sink, probe).map_err(|error| match error {
-            ModelError::RowData { .. } => SupplyError(Box::new(FileDamaged { path: path(), error })).into(),
-            other => other,
+        let path = |reader: &Arc<dyn Reader>| reader.path().display().to_string();
+        if let Some(reader) = &self.reader {
+            let changed = |change| SupplyError(Box::new(FileChanged { path: path(reader), change }));
+            reader.check_file().map_err(changed)?;
+        }
+        let before = self.inner.len();
+        let session = *self.session.get_or_insert_with(|| self.passes.next_session());
+        self.routes.begin_pass(session, before, tokens);
+        let result = self.inner.forward(tokens, want, sink, probe);
+        self.routes.end_pass(result.is_ok());
+        self.passes.count(tokens.len(), self.inner.len() - before);
+        result.map_err(|error| match (error, &self.reader) {
+            (error @ ModelError::RowData { .. }, Some(reader)) => {
+                SupplyError(Box::new(FileDamaged { path: path(reader), error })).into()
+            }
+            (other, _) => other,
         })
     }
 }

@@ -3,20 +3,24 @@
 
 mod checked_runner;
 pub mod metadata;
+pub mod observe;
 pub mod options;
+pub mod passes;
 pub mod prepare;
+mod route_trace;
 pub mod routes;
 pub mod slabs;
 pub mod stats;
 pub mod supply;
 pub mod weights;
 
+use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cache_policy::UnknownPolicy;
 use cache_policy::plan::{Plan, PlanError};
+use cache_policy::{ClassShape, TraceHeader, TraceLayer, UnknownPolicy};
 
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cpu::matmul;
@@ -27,7 +31,8 @@ use crate::models::supply::{ExpertSupply, RowSupply};
 use crate::models::{self, Model, ModelError, ModelRunner, RunnerOptions};
 use crate::storage::expert_cache::{self, CacheError, CacheParts, ExpertCache};
 use crate::storage::gguf::{GgufError, MetadataError};
-use crate::storage::layout::LayoutError;
+use crate::storage::identity::ModelIdentity;
+use crate::storage::layout::{LayerExperts, LayoutError};
 use crate::storage::reader::{FileChange, OpenError, Reader};
 use crate::storage::row_table::{RowError, RowTables};
 use crate::storage::weights::{LoadOptions, ResidentWeights, WeightsError};
@@ -37,6 +42,7 @@ use crate::units::{Bytes, ExpertKey};
 use checked_runner::CheckedRunner;
 use metadata::FileMetadata;
 use options::EngineOptions;
+use passes::Passes;
 use prepare::{Prepared, prepare};
 use routes::Routes;
 use slabs::{SlabClass, SlabError, Slabs};
@@ -122,7 +128,8 @@ pub struct Engine {
     model: Arc<dyn Model<CpuBackend>>,
     experts: Arc<dyn ExpertSupply<CpuBackend>>,
     cache: Option<Arc<ExpertCache>>,
-    routes: Option<Routes>,
+    routes: Routes,
+    passes: Arc<Passes>,
     /// Experts and bytes that a preload has read.
     preloaded: (u64, Bytes),
 }
@@ -148,19 +155,18 @@ impl Engine {
         let model = models::load(&FileMetadata(prepared.file.metadata()), Arc::clone(&backend), &source)
             .map_err(|e| EngineError::from(e).inside(prepared.file.path()))?;
         let layers = prepared.layout.experts.clone();
-        let (mut preloaded, mut routes) = ((0, Bytes(0)), None);
+        let (mut preloaded, mut routes) = ((0, Bytes(0)), Routes::without_verdict());
         let (experts, cache): (Arc<dyn ExpertSupply<CpuBackend>>, _) = if options.is_streaming {
             let cache = Arc::new(make_cache(&prepared)?);
-            let kept = Routes::new(&prepared.layout.experts.iter().map(|l| (l.layer, l.experts)).collect::<Vec<_>>());
-            cache.set_route_sink(Some(kept.sink()));
-            routes = Some(kept);
+            routes = Routes::new(&layers.iter().map(|l| (l.layer, l.experts)).collect::<Vec<_>>());
+            cache.set_route_sink(Some(routes.sink()));
             preloaded = preload(&cache, &prepared, progress)?;
             (Arc::new(StreamedExperts::new(Arc::clone(&cache), layers)), Some(cache))
         } else {
-            let resident = ResidentExperts::new(loaded, layers).ok_or(EngineError::ExpertTensors)?;
+            let resident = ResidentExperts::new(loaded, layers, routes.clone()).ok_or(EngineError::ExpertTensors)?;
             (Arc::new(resident), None)
         };
-        Ok(Self { prepared, backend, model, experts, cache, routes, preloaded })
+        Ok(Self { prepared, backend, model, experts, cache, routes, passes: Arc::default(), preloaded })
     }
 
     /// A fresh sequence with the planned context.
@@ -175,9 +181,10 @@ impl Engine {
         let rows = self.prepared.rows.clone().map(|rows| Arc::new(TableRows(rows)) as Arc<dyn RowSupply>);
         let reads_on = self.cache.is_some() || rows.is_some();
         let inner = Arc::clone(&self.model).runner(options, Arc::clone(&self.experts), rows)?;
-        let reader = Arc::clone(&self.prepared.reader);
         // Once everything is in memory the file no longer matters.
-        Ok(if reads_on { Box::new(CheckedRunner { inner, reader }) } else { inner })
+        let reader = reads_on.then(|| Arc::clone(&self.prepared.reader));
+        let (passes, routes) = (Arc::clone(&self.passes), self.routes.clone());
+        Ok(Box::new(CheckedRunner { inner, reader, passes, routes, session: None }))
     }
 
     /// A fresh sequence with another context length, in place of one with the planned length, which the caller has dropped.
@@ -223,11 +230,57 @@ impl Engine {
     /// Best possible hit rate of this run's requests with the same slots, from an empty cache; `None` without requests
     /// or after more than are kept.
     pub fn best_hit_rate(&self) -> Option<f64> {
-        let classes = self.prepared.classes.iter().zip(&self.prepared.plan.classes);
-        let shapes: Vec<_> = classes.map(|(class, planned)| class.shape(planned.slots as usize)).collect();
-        let best = self.routes.as_ref()?.optimum(&shapes)?;
+        let best = self.routes.optimum(&self.class_shapes())?;
         let uses = best.hits + best.misses;
         (uses > 0).then(|| best.hits as f64 / uses as f64)
+    }
+
+    /// Size classes with their slots, as policies and simulators see them.
+    pub fn class_shapes(&self) -> Vec<ClassShape> {
+        let classes = self.prepared.classes.iter().zip(&self.prepared.plan.classes);
+        classes.map(|(class, planned)| class.shape(planned.slots as usize)).collect()
+    }
+
+    /// Writes the routes of all passes from now on to `out`, until [`Engine::end_trace`].
+    ///
+    /// # Errors
+    /// After the first pass; a model file that cannot be read for its identity; an `out` that cannot be written to.
+    pub fn begin_trace(&self, out: Box<dyn Write + Send>) -> io::Result<()> {
+        self.routes.begin_trace(&self.trace_header()?, out)
+    }
+
+    /// Ends the trace.
+    ///
+    /// # Errors
+    /// The first failure to write.
+    pub fn end_trace(&self) -> io::Result<()> {
+        self.routes.end_trace()
+    }
+
+    /// What a trace says about this model.
+    ///
+    /// # Errors
+    /// A model file that cannot be read.
+    pub fn trace_header(&self) -> io::Result<TraceHeader> {
+        let (_, _, top_k) = self.prepared.config.expert_shape();
+        let layer = |l: &LayerExperts| TraceLayer {
+            layer: l.layer,
+            experts: l.experts,
+            top_k: top_k as u16,
+            expert_bytes: l.expert_bytes(),
+        };
+        let layers = self.prepared.layout.experts.iter().map(layer).collect();
+        Ok(TraceHeader { model: self.identity()?.0, layers })
+    }
+
+    /// What tells this model file from any other.
+    ///
+    /// # Errors
+    /// A model file that cannot be read, or is no longer the one that was opened.
+    pub fn identity(&self) -> io::Result<ModelIdentity> {
+        let (_, _, top_k) = self.prepared.config.expert_shape();
+        let (arch, prepared) = (self.prepared.config.arch(), &self.prepared);
+        ModelIdentity::of(&prepared.file, arch, &prepared.layout.experts, top_k as u64)
     }
 
     /// The reader of the model file.

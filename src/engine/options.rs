@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use crate::backend::cpu::matmul::Arithmetic;
 use crate::backend::cpu::simd::SimdLevel;
-use crate::storage::reader::{Reader, ReaderChoice};
+use crate::storage::probe::{Memory, ProbeChoice};
+use crate::storage::reader::{DirectChoice, Reader, ReaderChoice};
 use crate::units::{Budget, Bytes};
 
 /// Context length when none is asked for: the trained length, at most this.
@@ -55,6 +56,12 @@ pub struct EngineOptions {
     /// Memory to treat as used by others.
     pub simulated_used: Bytes,
     pub io: ReaderChoice,
+    /// Whether reads of the drive bypass the page cache.
+    pub direct: DirectChoice,
+    /// Whether the drive is measured at the start.
+    pub probe: ProbeChoice,
+    /// Where measured rates are remembered.
+    pub probe_memory: Memory,
     /// Reads through this instead of opening the file: tests inject slow or failing drives.
     pub reader: Option<Arc<dyn Reader>>,
 }
@@ -76,6 +83,9 @@ impl EngineOptions {
             preload: Preload::Auto,
             simulated_used: Bytes(0),
             io: ReaderChoice::Auto,
+            direct: DirectChoice::Auto,
+            probe: ProbeChoice::Auto,
+            probe_memory: Memory::of_user(),
             reader: None,
         }
     }

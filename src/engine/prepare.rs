@@ -18,6 +18,7 @@ use crate::quant::QuantType;
 use crate::storage::expert_cache::{SizeClass, size_classes};
 use crate::storage::gguf::GgufFile;
 use crate::storage::layout::Layout;
+use crate::storage::probe::{DriveRates, ProbeChoice, ProbeError, drive_rates};
 use crate::storage::reader::{Alignment, Reader, ReaderOptions, open_reader};
 use crate::storage::row_table::{RowTables, WINDOW_BLOCKS};
 use crate::storage::weights::TensorExtent;
@@ -37,6 +38,8 @@ pub struct Prepared {
     pub plan: Plan,
     /// What deserves a line before the run: slower paths, lengths beyond training.
     pub notices: Vec<String>,
+    /// What the drive gives; `None` where it was not measured.
+    pub drive: Option<DriveRates>,
     pub(super) policy: MakePolicy,
     pub(super) reader: Arc<dyn Reader>,
     pub(super) rows: Option<Arc<RowTables>>,
@@ -56,10 +59,7 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
     let tokenizer = read_tokenizer(&file).map_err(inside)?;
     let mut notices = Vec::new();
     let runner = runner_options(options, config.as_ref(), &mut notices);
-    let reader = match &options.reader {
-        Some(reader) => Arc::clone(reader),
-        None => open_reader(&options.model, &ReaderOptions { io: options.io, ..ReaderOptions::default() })?,
-    };
+    let (reader, drive) = open_drive(options, &layout, &mut notices)?;
     notices.extend(reader.notices().iter().map(ToString::to_string));
     let rows = match layout.tables.is_empty() {
         true => None,
@@ -71,7 +71,48 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
     let products = product_shapes(&file, config.as_ref(), &runner);
     let device = matmul::scratch_bytes(options.arithmetic, &products);
     let plan = make_plan(options, config.as_ref(), &layout, &classes, (&runner, device), rows.as_deref())?;
-    Ok(Prepared { file, layout, config, tokenizer, runner, products, plan, notices, policy, reader, rows, classes })
+    Ok(Prepared {
+        file,
+        layout,
+        config,
+        tokenizer,
+        runner,
+        products,
+        plan,
+        notices,
+        drive,
+        policy,
+        reader,
+        rows,
+        classes,
+    })
+}
+
+/// The reader of the model file, tuned to its drive, and what the drive gives. Nothing is measured for a run that reads nothing.
+fn open_drive(
+    options: &EngineOptions,
+    layout: &Layout,
+    notices: &mut Vec<String>,
+) -> Result<(Arc<dyn Reader>, Option<DriveRates>), EngineError> {
+    if let Some(reader) = &options.reader {
+        return Ok((Arc::clone(reader), None));
+    }
+    let base = ReaderOptions { io: options.io, direct: options.direct, ..ReaderOptions::default() };
+    let choice = if options.is_streaming || !layout.tables.is_empty() { options.probe } else { ProbeChoice::Off };
+    let rates = match drive_rates(&options.model, &base, choice, &options.probe_memory) {
+        Ok(Some(probed)) => {
+            notices.extend(probed.notice);
+            Some(probed.rates)
+        }
+        Ok(None) => None,
+        Err(ProbeError::Open(error)) => return Err(error.into()),
+        Err(error) => {
+            notices.push(format!("{error}; reading with the built-in depth"));
+            None
+        }
+    };
+    let tuned = rates.as_ref().map_or(base, |rates| rates.tune(&base));
+    Ok((open_reader(&options.model, &tuned)?, rates))
 }
 
 /// The tokenizer of a file and its architecture, without looking at anything else.

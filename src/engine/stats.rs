@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::engine::Engine;
 use crate::obs::{ReadSnapshot, RowSnapshot};
 use crate::storage::expert_cache::CacheStats;
+use crate::storage::probe::DriveRates;
 use crate::sys;
 
 /// What a front end counted itself.
@@ -84,6 +85,8 @@ pub struct RunStats {
     pub row_wait_ms: f64,
     pub planned_bytes: u64,
     pub peak_rss_bytes: u64,
+    /// What the probe found of the drive; absent where it was not measured.
+    pub drive: Option<DriveRates>,
     /// Everything the cache counted; zeros when nothing is streamed.
     pub cache: CacheStats,
     /// Everything the reader counted.
@@ -141,6 +144,7 @@ impl RunStats {
             row_wait_ms: rows.wait_ms,
             planned_bytes: plan.total().0,
             peak_rss_bytes: sys::process_memory().map_or(0, |m| m.peak.0),
+            drive: engine.prepared.drive.clone(),
             cache,
             reads,
             rows,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cpu::matmul::MatView;
+use crate::engine::routes::Routes;
 use crate::models::supply::{ExpertLease, ExpertMats, ExpertSupply, Phase, RowSupply, RowTicket, SupplyError};
 use crate::storage::expert_cache::{self, ExpertCache};
 use crate::storage::layout::{ExpertTensor, LayerExperts};
@@ -96,18 +97,19 @@ pub struct ResidentExperts {
     layers: Vec<LayerExperts>,
     /// Position of each layer's gate, up and down tensors among the loaded ones.
     tensors: Vec<[usize; 3]>,
+    routes: Routes,
 }
 
 impl ResidentExperts {
-    /// Experts of `layers` whose tensors were loaded; `None` if one was not.
-    pub fn new(weights: Arc<ResidentWeights>, layers: Vec<LayerExperts>) -> Option<Self> {
+    /// Experts of `layers` whose tensors were loaded; `None` if one was not. Requests are told to `routes`.
+    pub fn new(weights: Arc<ResidentWeights>, layers: Vec<LayerExperts>, routes: Routes) -> Option<Self> {
         let position =
             |layer: &LayerExperts, part: &str| weights.index(&format!("blk.{}.ffn_{part}_exps.weight", layer.layer.0));
         let tensors = layers
             .iter()
             .map(|l| Some([position(l, "gate")?, position(l, "up")?, position(l, "down")?]))
             .collect::<Option<Vec<_>>>()?;
-        Some(Self { weights, layers, tensors })
+        Some(Self { weights, layers, tensors, routes })
     }
 }
 
@@ -127,9 +129,10 @@ impl ExpertSupply<CpuBackend> for ResidentExperts {
         &self,
         layer: LayerIdx,
         ids: &[ExpertIdx],
-        _phase: Phase,
+        phase: Phase,
     ) -> Result<Box<dyn ExpertLease<CpuBackend> + '_>, SupplyError> {
         find_layer(&self.layers, layer)?;
+        self.routes.request(phase, layer, ids, 0);
         let at = self.layers.partition_point(|l| l.layer < layer);
         Ok(Box::new(ResidentLease { experts: self, layer: at, ids: ids.to_vec(), handed: 0 }))
     }

@@ -46,6 +46,8 @@ pub struct ReadCounters {
     pub read_bytes: Counter,
     /// Pieces that went to the kernel.
     pub pieces: Counter,
+    /// Pieces that have come back; the difference to `pieces` is under way.
+    pub pieces_ended: Counter,
     /// Bytes that came from the kernel, with those read for alignment only.
     pub device_bytes: Counter,
     /// Requests that ended in an error other than a cancellation.
@@ -89,6 +91,13 @@ pub struct ReadSnapshot {
 }
 
 impl ReadCounters {
+    /// Pieces under way.
+    pub fn in_flight(&self) -> u64 {
+        // Ended first: a piece that ends between the two looks is counted once more, never once too few.
+        let ended = self.pieces_ended.get();
+        self.pieces.get().saturating_sub(ended)
+    }
+
     /// The values now.
     pub fn snapshot(&self) -> ReadSnapshot {
         let busy_ns = self.busy_ns.get();

@@ -3,6 +3,7 @@
 
 pub mod counters;
 pub mod latency;
+pub mod snapshot;
 
 pub use counters::{Counter, ReadCounters, ReadSnapshot, RowCounters, RowSnapshot};
 pub use latency::{Latency, LatencySummary};

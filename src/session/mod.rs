@@ -6,7 +6,6 @@ pub mod generate;
 pub mod importance;
 pub mod perplexity;
 pub mod prompt;
-pub mod route_trace;
 pub mod sampler;
 pub mod stop;
 pub mod timeline;

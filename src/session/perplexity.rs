@@ -41,10 +41,6 @@ impl Watcher for Scorer<'_, '_> {
         Flow::Continue
     }
 
-    fn pass(&mut self, position: usize, tokens: &[TokenId]) {
-        self.outer.pass(position, tokens);
-    }
-
     fn has_probe(&self) -> bool {
         self.outer.has_probe()
     }

@@ -61,10 +61,6 @@ pub trait Watcher: Send {
     fn probe(&mut self) -> Option<&mut dyn Probe> {
         None
     }
-    /// The pass over `tokens`, from `position` on, is about to run: lets a recorder keep token ids beside routes.
-    fn pass(&mut self, position: usize, tokens: &[TokenId]) {
-        let _ = (position, tokens);
-    }
 }
 
 /// Watches nothing.
@@ -177,7 +173,6 @@ impl Timeline {
     pub fn append(&mut self, tokens: &[TokenId], want: Want, watcher: &mut dyn Watcher) -> Result<(), SessionError> {
         let first = self.tokens.len();
         let last = first + tokens.len() - 1;
-        watcher.pass(first, tokens);
         let (runner, last_logits) = (&mut self.runner, &mut self.last_logits);
         let mut keep = |position: usize, logits: &[f32]| {
             if position == last {

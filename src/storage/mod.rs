@@ -4,7 +4,9 @@
 pub mod convert;
 pub mod expert_cache;
 pub mod gguf;
+pub mod identity;
 pub mod layout;
+pub mod probe;
 pub mod reader;
 pub mod row_table;
 pub mod weights;

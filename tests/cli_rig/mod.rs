@@ -87,6 +87,10 @@ fn is_known(line: &str) -> bool {
         "preloading experts: ",
         "io_uring is refused",
         "direct reads are refused",
+        "cannot write /proc/none/ds4/drives.json",
+        "decode bound: ",
+        "decode: ",
+        "reads go through the page cache",
         "type a message",
     ];
     starts.iter().any(|s| text.starts_with(s))

@@ -12,7 +12,8 @@
 //! ```
 //!
 //! A block's payload is a run of records, first byte the tag: 0 next layer's route of `top_k` experts; 1 any other route
-//! (layer, count as varints); 2 token (position, id as varints); 3 session (number as varint); 4 prefill; 5 decode.
+//! (layer, count as varints); 2 token (position, id as varints); 3 session (number as varint); 4 prefill; 5 decode;
+//! 6 preload (layer as varint, expert); 7 overlap (count as varint).
 //! Experts are packed with as many bits as the layer's count needs, lowest bits first. The state that tag 0 refers to
 //! starts anew with every block. The last block, END1, holds two u64: routes and uses written.
 
@@ -21,7 +22,7 @@ mod writer;
 
 use alloc::vec::Vec;
 
-use crate::ids::{Bytes, ExpertIdx, LayerIdx, Phase};
+use crate::ids::{Bytes, ExpertIdx, ExpertKey, LayerIdx, Phase};
 
 pub use reader::TraceReader;
 pub use writer::TraceWriter;
@@ -45,6 +46,8 @@ const TAG_TOKEN: u8 = 2;
 const TAG_SESSION: u8 = 3;
 const TAG_PREFILL: u8 = 4;
 const TAG_DECODE: u8 = 5;
+const TAG_PRELOAD: u8 = 6;
+const TAG_OVERLAP: u8 = 7;
 
 /// One routed layer of the traced model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -115,8 +118,10 @@ fn short(model: &[u8; 32]) -> u64 {
 /// What a trace tells, in order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event<'a> {
-    /// A session begins: position 0, nothing carried over but the cache.
+    /// A session begins, with nothing carried over but the cache; or one of a known number goes on.
     Session(u32),
+    /// An expert that was in the cache before the first request, most wanted first.
+    Preload(ExpertKey),
     /// What follows is prompt or generation.
     Phase(Phase),
     /// A token is about to be computed; in prefill several come before their routes.
@@ -126,6 +131,8 @@ pub enum Event<'a> {
         /// Token id.
         id: u32,
     },
+    /// So many requests before the next one still held their experts when it was served.
+    Overlap(u32),
     /// One request: the experts that one token or wave needs in a layer.
     Route {
         /// Layer.

@@ -5,10 +5,10 @@ use alloc::vec::Vec;
 
 use super::{
     BLOCK, BLOCK_BYTES, BLOCK_HEAD_BYTES, END, END_BYTES, Event, HEAD_BYTES, LAYER_BYTES, LAYERS_MAX, MAGIC,
-    TAG_DECODE, TAG_NEXT, TAG_PREFILL, TAG_ROUTE, TAG_SESSION, TAG_TOKEN, TraceError, TraceHeader, TraceLayer, VERSION,
-    bits_of, rows_of,
+    TAG_DECODE, TAG_NEXT, TAG_OVERLAP, TAG_PREFILL, TAG_PRELOAD, TAG_ROUTE, TAG_SESSION, TAG_TOKEN, TraceError,
+    TraceHeader, TraceLayer, VERSION, bits_of, rows_of,
 };
-use crate::ids::{Bytes, ExpertIdx, LayerIdx, Phase};
+use crate::ids::{Bytes, ExpertIdx, ExpertKey, LayerIdx, Phase};
 
 /// Longest payload of a block: a writer seals at half of this, after at most one record too many.
 const PAYLOAD_MAX: usize = 4 * BLOCK_BYTES;
@@ -246,15 +246,37 @@ impl TraceReader {
                 self.route(row, count, layers)
             }
             TAG_ROUTE => {
-                let (layer, count) = (self.varint()? as usize, self.varint()? as usize);
-                let row = self.rows.get(layer).copied().flatten().ok_or_else(|| self.bad("unknown layer"))?;
-                self.route(usize::from(row), count, layers)
+                let row = self.row_of_layer()?;
+                let count = self.varint()? as usize;
+                self.route(row, count, layers)
+            }
+            TAG_OVERLAP => Ok(Event::Overlap(self.varint()?)),
+            TAG_PRELOAD => {
+                let row = self.row_of_layer()?;
+                let layer = self.header.as_ref().map_or(LayerIdx(0), |h| h.layers[row].layer);
+                self.unpack(row, 1)?;
+                Ok(Event::Preload(ExpertKey { layer, expert: self.experts[0] }))
             }
             _ => Err(self.bad("unknown record")),
         }
     }
 
+    fn row_of_layer(&mut self) -> Result<usize, TraceError> {
+        let layer = self.varint()? as usize;
+        let row = self.rows.get(layer).copied().flatten();
+        row.map(usize::from).ok_or_else(|| self.bad("unknown layer"))
+    }
+
     fn route(&mut self, row: usize, count: usize, layers: usize) -> Result<Event<'_>, TraceError> {
+        let layer = self.unpack(row, count)?;
+        self.next_row = (row + 1) % layers;
+        self.routes += 1;
+        self.uses += count as u64;
+        Ok(Event::Route { layer, experts: &self.experts })
+    }
+
+    /// Reads `count` experts of the layer in `row`; returns the layer.
+    fn unpack(&mut self, row: usize, count: usize) -> Result<LayerIdx, TraceError> {
         let Some(shape) = self.header.as_ref().map(|h| h.layers[row]) else {
             return Err(self.bad("a route before the header"));
         };
@@ -283,10 +305,7 @@ impl TraceReader {
             }
             self.experts.push(ExpertIdx(expert as u16));
         }
-        self.next_row = (row + 1) % layers;
-        self.routes += 1;
-        self.uses += count as u64;
-        Ok(Event::Route { layer: shape.layer, experts: &self.experts })
+        Ok(shape.layer)
     }
 }
 

@@ -4,10 +4,10 @@
 use alloc::vec::Vec;
 
 use super::{
-    BLOCK, BLOCK_BYTES, END, MAGIC, TAG_DECODE, TAG_NEXT, TAG_PREFILL, TAG_ROUTE, TAG_SESSION, TAG_TOKEN, TraceError,
-    TraceHeader, TraceLayer, VERSION, bits_of, rows_of,
+    BLOCK, BLOCK_BYTES, END, MAGIC, TAG_DECODE, TAG_NEXT, TAG_OVERLAP, TAG_PREFILL, TAG_PRELOAD, TAG_ROUTE,
+    TAG_SESSION, TAG_TOKEN, TraceError, TraceHeader, TraceLayer, VERSION, bits_of, rows_of,
 };
-use crate::ids::{ExpertIdx, LayerIdx, Phase};
+use crate::ids::{ExpertIdx, ExpertKey, LayerIdx, Phase};
 
 /// Turns events into bytes. Take the bytes with `drain` whenever convenient, and call `finish` at the end.
 pub struct TraceWriter {
@@ -71,6 +71,32 @@ impl TraceWriter {
         self.block.push(TAG_TOKEN);
         push_varint(&mut self.block, position);
         push_varint(&mut self.block, id);
+    }
+
+    /// Records an expert that was in the cache before the first request.
+    ///
+    /// # Errors
+    /// `BadRoute` when the header has no such expert; nothing is recorded.
+    pub fn preload(&mut self, key: ExpertKey) -> Result<(), TraceError> {
+        self.seal_if_full();
+        let experts = self.experts_of(key.layer).filter(|&experts| key.expert.0 < experts);
+        let experts = experts.ok_or(TraceError::BadRoute { layer: key.layer, experts: 1 })?;
+        self.block.push(TAG_PRELOAD);
+        push_varint(&mut self.block, u32::from(key.layer.0));
+        self.pack(&[key.expert], bits_of(experts));
+        Ok(())
+    }
+
+    /// Says how many of the requests before the next one still hold their experts. Zero need not be said.
+    pub fn overlap(&mut self, requests: u32) {
+        self.seal_if_full();
+        self.block.push(TAG_OVERLAP);
+        push_varint(&mut self.block, requests);
+    }
+
+    fn experts_of(&self, layer: LayerIdx) -> Option<u16> {
+        let row = self.rows.get(usize::from(layer.0)).copied().flatten()?;
+        Some(self.layers[usize::from(row)].experts)
     }
 
     /// Records one request.

@@ -161,6 +161,7 @@ impl Drop for Lease<'_> {
         parts.ready.clear();
         parts.pending = 0;
         table.keep_lease_parts(parts);
+        table.leases -= 1;
         let has_room_waiters = table.room_waiters > 0;
         drop(table);
         if has_room_waiters {

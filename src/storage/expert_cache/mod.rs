@@ -12,6 +12,7 @@ mod lease;
 mod preload;
 mod stats;
 mod table;
+mod view;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,6 +28,7 @@ pub use classes::{LayoutError, SizeClass, size_classes};
 pub use lease::Lease;
 pub use preload::{PreloadProgress, PreloadReport};
 pub use stats::{CacheStats, PhaseStats};
+pub use view::CacheView;
 
 use fill::{Batch, FillGuard};
 use table::Table;
@@ -74,8 +76,13 @@ pub enum CacheError {
 ///
 /// Runs under the cache's lock: it must be short and must not call the cache.
 pub trait RouteSink: Send {
-    /// `ids` of `layer` were requested in `phase`.
-    fn route(&mut self, phase: Phase, layer: LayerIdx, ids: &[ExpertIdx]);
+    /// `ids` of `layer` were requested in `phase`, while `overlap` earlier requests held their experts.
+    fn route(&mut self, phase: Phase, layer: LayerIdx, ids: &[ExpertIdx], overlap: usize);
+
+    /// `keys` were taken into the cache unasked, most wanted first.
+    fn preload(&mut self, keys: &[ExpertKey]) {
+        let _ = keys;
+    }
 }
 
 /// What a cache is built from.

@@ -13,6 +13,8 @@ use super::classes::{LayoutError, slot_plan};
 use super::fill::{Batch, PARTS};
 use super::lease::LeaseParts;
 use super::stats::{CacheStats, PhaseStats};
+use super::view::CacheView;
+use crate::obs::snapshot::SlotStates;
 use crate::storage::layout::LayerExperts;
 use crate::storage::reader::{Alignment, DestRegion, Landed, ReadError};
 use crate::units::{ExpertIdx, ExpertKey, LayerIdx};
@@ -150,6 +152,8 @@ pub(super) struct Table {
     slots: Vec<Slot>,
     /// By dense number of the expert.
     slot_of: Vec<SlotIdx>,
+    /// By dense number of the expert: requests since the start.
+    uses: Vec<u32>,
     classes: Vec<ClassSlots>,
     draining: Vec<SlotIdx>,
     failures: Vec<Failure>,
@@ -158,6 +162,8 @@ pub(super) struct Table {
     stats: CacheStats,
     placements: Vec<Placement>,
     spare_leases: Vec<LeaseParts>,
+    /// Leases that are open.
+    pub leases: usize,
     pub room_waiters: usize,
     pub routes: Option<Box<dyn RouteSink>>,
     pub preload: PreloadState,
@@ -200,6 +206,7 @@ impl Table {
         let stats = CacheStats { slots: slots.len() as u64, ..CacheStats::default() };
         Ok(Self {
             slot_of: vec![NO_SLOT; base],
+            uses: vec![0; base],
             directory,
             layers,
             alignment,
@@ -212,6 +219,7 @@ impl Table {
             stats,
             placements: Vec::new(),
             spare_leases: Vec::new(),
+            leases: 0,
             room_waiters: 0,
             routes: None,
             preload: PreloadState::default(),
@@ -226,6 +234,13 @@ impl Table {
         self.layers.iter().flatten().flat_map(of_layer).collect()
     }
 
+    /// Layers in the order of the dense numbers, with their numbers of experts.
+    pub fn shape(&self) -> Vec<(LayerIdx, u16)> {
+        let mut layers: Vec<&Layer> = self.layers.iter().flatten().collect();
+        layers.sort_unstable_by_key(|l| l.base);
+        layers.iter().map(|l| (l.experts.layer, l.experts.experts)).collect()
+    }
+
     pub fn contains(&self, key: ExpertKey) -> bool {
         self.directory.contains(key)
     }
@@ -238,6 +253,24 @@ impl Table {
             slots_held: count(|s| s.holds > 0),
             ..self.stats
         }
+    }
+
+    /// Slots by state and experts by layer. Short enough to run under the lock: one pass over slots and one over experts.
+    pub fn view(&self, view: &mut CacheView) {
+        let mut slots = SlotStates { total: self.slots.len() as u64, ..SlotStates::default() };
+        for slot in &self.slots {
+            match &slot.state {
+                State::Empty(_) | State::Taken => slots.empty += 1,
+                State::Filling(_) | State::Draining(_) => slots.filling += 1,
+                State::Valid(_) if slot.holds > 0 => slots.leased += 1,
+                State::Valid(_) => slots.valid += 1,
+            }
+        }
+        (view.slots, view.phases) = (slots, self.stats);
+        view.uses.clone_from(&self.uses);
+        view.is_cached.clear();
+        let is_valid = |slot: SlotIdx| slot != NO_SLOT && matches!(self.slots[slot as usize].state, State::Valid(_));
+        view.is_cached.extend(self.slot_of.iter().map(|&slot| is_valid(slot)));
     }
 
     pub fn stats_of(&mut self, phase: Phase) -> &mut PhaseStats {
@@ -276,10 +309,11 @@ impl Table {
         };
         let served = self.directory.request(layer, ids, &mut is_held, &mut placements);
         if let (Ok(()), Some(routes)) = (&served, &mut self.routes) {
-            routes.route(phase, layer, ids);
+            routes.route(phase, layer, ids, self.leases);
         }
         let mut batch = Batch::default();
         if served.is_ok() {
+            self.leases += 1;
             let mut tally = Tally::default();
             tally.count(&placements);
             self.stats.phase(phase).add_tally(&tally);
@@ -296,6 +330,8 @@ impl Table {
                 let is_joined =
                     *placement == Placement::Hit && matches!(self.slots[slot as usize].state, State::Filling(_));
                 self.stats.phase(phase).joined += u64::from(is_joined);
+                let index = self.index(key).expect("the directory has served the expert");
+                self.uses[index] = self.uses[index].saturating_add(1);
                 self.hold(slot, lease);
             }
         }

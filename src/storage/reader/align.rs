@@ -32,6 +32,11 @@ impl Alignment {
     /// Buffered reads: any offset, any address.
     pub const NONE: Self = Self { offset: 1, memory: 1 };
 
+    /// Distance between two places of a region at which a read may begin: each is aligned in the file and in memory.
+    pub fn step(self) -> u32 {
+        self.offset.max(self.memory)
+    }
+
     /// The aligned superset of `[offset, offset + len)`. `None` when it overflows.
     pub fn place(self, offset: u64, len: u64) -> Option<Placement> {
         let align = u64::from(self.offset);

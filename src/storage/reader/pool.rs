@@ -21,6 +21,8 @@ use crate::storage::reader::request::{
 
 /// EINTR or EAGAIN in a row on one piece after which it counts as failed: far beyond any signal storm.
 const RETRIES_MAX: u32 = 1000;
+/// Short reads in a row that bring nothing new to a piece, after which the file counts as ended.
+const STANDSTILLS_MAX: u32 = 64;
 /// A queue for each class and lane.
 const QUEUES: usize = 2 * CLASSES;
 
@@ -36,7 +38,7 @@ const PIECE_BYTES_MAX: usize = 1 << 30;
 /// Bounds of the queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PoolLimits {
-    /// A larger read is cut into pieces of this many bytes (rounded up to the alignment).
+    /// A larger read is cut into pieces of this many bytes (rounded up to what file and memory alignment both divide).
     pub piece_bytes: usize,
     /// Requests that may wait in the queue of each class.
     pub queue_requests_max: usize,
@@ -91,7 +93,7 @@ pub(super) struct PoolParts {
 
 impl Pool {
     pub(super) fn new(parts: PoolParts) -> Arc<Self> {
-        let align = parts.alignment.offset as usize;
+        let align = parts.alignment.step() as usize;
         let piece_bytes = parts.limits.piece_bytes.clamp(1, PIECE_BYTES_MAX).next_multiple_of(align);
         let queue_requests_max = parts.limits.queue_requests_max.max(1);
         Arc::new(Self {
@@ -339,7 +341,7 @@ impl Pool {
             }
             state.pieces_under_way += 1;
             self.counters.pieces.increment();
-            let align = self.alignment.offset as usize;
+            let align = self.alignment.step() as usize;
             return Some(Piece { op, region, bytes, file_offset, landed: 0, retries: 0, begun, align });
         }
     }
@@ -369,6 +371,11 @@ impl Pool {
                 } else if landed > piece.landed {
                     piece.landed = landed;
                     piece.retries = 0;
+                    self.counters.short_reads.increment();
+                    Some(piece)
+                } else if bytes > 0 && piece.retries < STANDSTILLS_MAX {
+                    // As short as what is read twice: it tells nothing about the end of the file.
+                    piece.retries += 1;
                     self.counters.short_reads.increment();
                     Some(piece)
                 } else {
@@ -442,6 +449,7 @@ impl Pool {
     }
 
     fn landed_pieces(&self, count: usize) {
+        self.counters.pieces_ended.add(count as u64);
         let mut state = self.state.lock();
         state.pieces_under_way -= count;
         if state.pieces_under_way == 0 {

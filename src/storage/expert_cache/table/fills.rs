@@ -207,6 +207,9 @@ impl Table {
             }
         }
         self.directory.preload(&chosen);
+        if let Some(routes) = &mut self.routes {
+            routes.preload(&chosen);
+        }
         chosen.sort_unstable();
         self.preload = PreloadState { pending: chosen.len(), error: None };
         let mut batches = Vec::new();

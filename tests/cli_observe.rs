@@ -1,0 +1,153 @@
+//! Files that show what a run does, to other programs and to the next run: snapshots of the running process, traces of routes.
+//! Owns no bad input that needs no file. Surprising fact: every number is compared with `--stats-json` of the same run.
+
+mod cli_rig;
+
+use std::path::Path;
+
+use cache_policy::{Event, Phase, TraceHeader, TraceReader};
+use cli_rig::made_models::b;
+use cli_rig::{Live, command, ds4_b, finish, json, names_in, scratch};
+use ds4::obs::snapshot::Snapshot;
+
+#[test]
+fn the_last_snapshot_agrees_with_the_counters() {
+    let folder = scratch("snapshot");
+    let (file, stats) = (folder.join("now.json"), folder.join("stats.json"));
+    let args = ["-p", "hello there", "-n", "12", "--ssd-streaming", "--ssd-streaming-cache-experts", "14"];
+    let mut command = command();
+    command.arg("-m").arg(b()).args(args).arg("--stats-json").arg(&stats).arg("--snapshot-file").arg(&file);
+    finish(&mut command).ok();
+    let (now, stats) = (Snapshot::read(&file).unwrap(), json(&stats));
+    let number = |key: &str| stats[key].as_u64().unwrap();
+    assert!(now.is_last && now.pid > 0 && now.arch == "deepseek41" && now.model == b().to_str().unwrap());
+    assert_eq!((now.hits, now.misses), (number("expert_hits"), number("expert_misses")));
+    assert_eq!((now.evictions, now.decode_tokens), (number("evictions"), 11));
+    assert_eq!(now.tokens, number("prompt_tokens") + 11);
+    assert_eq!(now.decode_hit_rate, stats["decode_hit_rate"].as_f64());
+    assert_eq!((now.reads_in_flight, now.read_bytes), (0, stats["reads"]["device_bytes"].as_u64().unwrap()));
+    let slots = now.slots;
+    assert_eq!((slots.total, slots.filling, slots.leased, slots.empty + slots.valid), (14, 0, 0, 14));
+    assert_eq!(now.layers.iter().map(|l| (l.layer, l.experts)).collect::<Vec<_>>(), [0, 1, 2, 3, 4].map(|l| (l, 8)));
+    assert_eq!(now.layers.iter().map(|l| l.cached.len() as u64).sum::<u64>(), slots.valid);
+    let uses: u64 = now.layers.iter().flat_map(|l| &l.uses).map(|&u| u64::from(u)).sum();
+    assert_eq!(uses, now.hits + now.misses);
+    assert_eq!(names_in(&folder), ["now.json", "stats.json"], "nothing else is left behind");
+}
+
+#[test]
+fn a_running_process_shows_itself() {
+    let file = scratch("snapshot-live").join("now.json");
+    let mut command = command();
+    command.arg("-m").arg(b()).args(["--ssd-streaming", "--snapshot-file"]).arg(&file);
+    let mut live = Live::start(&mut command);
+    live.wait_for("type a message");
+    let begin = Snapshot::read(&file).unwrap();
+    assert!(!begin.is_last && begin.tokens == 0, "{begin:?}");
+    live.say("hello");
+    live.wait_for("generation: ");
+    let deadline = std::time::Instant::now() + cli_rig::PATIENCE;
+    while Snapshot::read(&file).unwrap().tokens == 0 {
+        assert!(std::time::Instant::now() < deadline, "no snapshot after the answer");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    live.end().ok();
+    assert!(Snapshot::read(&file).unwrap().is_last);
+}
+
+#[test]
+fn snapshots_need_a_file_that_can_be_made() {
+    for path in ["/nonexistent/now.json", "/dev/null", "/tmp"] {
+        let ran = ds4_b(&["-p", "x", "-n", "1", "--snapshot-file", path]);
+        ran.failed(1, &["--snapshot-file", path]);
+    }
+}
+
+/// Everything in a trace: header, and events with tokens as (session, position, id, phase of the first route after it).
+struct Trace {
+    header: TraceHeader,
+    sessions: Vec<u32>,
+    tokens: Vec<(u32, u32)>,
+    preloads: usize,
+    prefill_routes: usize,
+    decode_routes: Vec<usize>,
+}
+
+fn read_trace(path: &Path) -> Trace {
+    let mut reader = TraceReader::new();
+    reader.feed(&std::fs::read(path).unwrap());
+    let (mut sessions, mut tokens, mut preloads) = (Vec::new(), Vec::new(), 0);
+    let (mut prefill_routes, mut decode_routes, mut phase) = (0, Vec::new(), None);
+    while let Some(event) = reader.next().unwrap() {
+        match event {
+            Event::Session(number) => sessions.push(number),
+            Event::Token { position, id } => tokens.push((position, id)),
+            Event::Preload(_) => preloads += 1,
+            Event::Phase(now) => phase = Some(now),
+            Event::Overlap(_) => assert_eq!(phase, Some(Phase::Prefill)),
+            Event::Route { .. } if phase == Some(Phase::Prefill) => prefill_routes += 1,
+            Event::Route { experts, .. } => decode_routes.push(experts.len()),
+        }
+    }
+    let header = reader.header().unwrap().clone();
+    reader.finish().unwrap();
+    Trace { header, sessions, tokens, preloads, prefill_routes, decode_routes }
+}
+
+#[test]
+fn traces_hold_every_token_and_request() {
+    let folder = scratch("trace");
+    let (path, stats) = (folder.join("run.trace"), folder.join("stats.json"));
+    for more in [&["--ssd-streaming", "--ssd-streaming-cache-experts", "13"][..], &[]] {
+        let mut command = command();
+        command.arg("-m").arg(b()).args(["-p", "hello there", "-n", "5", "--trace-routes"]).arg(&path);
+        finish(command.args(more).arg("--stats-json").arg(&stats)).ok();
+        let (trace, stats) = (read_trace(&path), json(&stats));
+        let prompt = stats["prompt_tokens"].as_u64().unwrap() as usize;
+        assert_eq!(trace.header.layers.len(), 5);
+        assert!(trace.header.layers.iter().all(|l| (l.experts, l.top_k) == (8, 2) && l.expert_bytes.0 > 1000));
+        assert_eq!(trace.sessions, [0]);
+        assert_eq!(trace.tokens.iter().map(|t| t.0 as usize).collect::<Vec<_>>(), (0..prompt + 4).collect::<Vec<_>>());
+        assert_eq!(trace.preloads as u64, stats["preloaded_experts"].as_u64().unwrap());
+        assert_eq!(trace.decode_routes, [2; 20], "four passes through five layers");
+        if !more.is_empty() {
+            let requests = stats["cache"]["prefill"]["requests"].as_u64().unwrap();
+            assert_eq!(trace.prefill_routes as u64, requests);
+        }
+    }
+    assert_eq!(names_in(&folder), ["run.trace", "stats.json"]);
+}
+
+#[test]
+fn a_conversation_is_traced_until_its_end() {
+    let path = scratch("trace-repl").join("run.trace");
+    let mut command = command();
+    command.arg("-m").arg(b()).args(["--ssd-streaming", "-n", "3", "-c", "200", "--trace-routes"]).arg(&path);
+    let mut live = Live::start(&mut command);
+    for line in ["hello", "and again"] {
+        live.say(line);
+        live.wait_for("generation: ");
+        live.say("/clear");
+        live.wait_for("forgotten");
+    }
+    assert!(!path.exists(), "the file has its name when it is whole");
+    assert_eq!(live.end().code, Some(0));
+    let trace = read_trace(&path);
+    assert_eq!(trace.sessions, [0, 1]);
+    assert_eq!(trace.tokens.iter().filter(|t| t.0 == 0).count(), 2, "both sessions begin at position 0");
+}
+
+#[test]
+fn identity_follows_the_header_and_not_the_name() {
+    let folder = scratch("identity");
+    let copy = folder.join("copy.gguf");
+    std::fs::copy(b(), &copy).unwrap();
+    let identity = |model: &Path| {
+        let path = folder.join("x.trace");
+        finish(command().arg("-m").arg(model).args(["-p", "x", "-n", "1", "--trace-routes"]).arg(&path)).ok();
+        read_trace(&path).header.model
+    };
+    let first = identity(b());
+    assert_eq!(identity(&copy), first);
+    assert_ne!(identity(cli_rig::made_models::b_rules()), first);
+}
