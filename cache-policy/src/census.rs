@@ -31,6 +31,8 @@ pub struct Census {
     pub decode: PhaseCensus,
     /// Sessions begun.
     pub sessions: u64,
+    /// Experts that the recorded run had in its cache before its first request.
+    pub preloaded: u64,
     /// By layer index: dense number of expert 0, bytes of an expert.
     layers: Vec<Option<(usize, Bytes)>>,
     /// Uses by dense number.
@@ -54,6 +56,7 @@ impl Census {
             prefill: PhaseCensus::default(),
             decode: PhaseCensus::default(),
             sessions: 0,
+            preloaded: 0,
             layers,
             uses: alloc::vec![0; total],
             phase: Phase::Decode,
@@ -74,6 +77,8 @@ impl Census {
                 self.now().tokens += 1;
             }
             Event::Route { layer, experts } => self.route(layer, experts),
+            Event::Preload(_) => self.preloaded += 1,
+            Event::Overlap(_) => {}
         }
     }
 

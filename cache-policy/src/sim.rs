@@ -2,12 +2,10 @@
 //! Never decides anything: all decisions are the directory's.
 //! Surprising fact: a live cache that joins a read in flight counts a hit too, since the policy saw a present key.
 
-use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use crate::directory::{ClassShape, Directory, Placement, RouteError};
-use crate::ids::{Bytes, ExpertIdx, LayerIdx, Phase};
-use crate::policy::Policy;
+use crate::ids::{ExpertIdx, LayerIdx};
 
 /// What requests did to a cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -62,89 +60,6 @@ impl Tally {
 pub fn wave_len(shapes: &[ClassShape]) -> impl Fn(usize) -> usize + use<> {
     let lease_max = shapes.iter().map(|s| s.slots).min().unwrap_or(0);
     move |len| if len <= lease_max { len.max(1) } else { (lease_max / 2).max(1) }
-}
-
-/// What a cache did in each phase, with the bytes it had to read.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Score {
-    /// Counts of prefill.
-    pub prefill: Tally,
-    /// Counts of decode.
-    pub decode: Tally,
-    /// Bytes of the misses of prefill.
-    pub prefill_read: Bytes,
-    /// Bytes of the misses of decode.
-    pub decode_read: Bytes,
-}
-
-impl Score {
-    /// Counts and bytes of `phase`.
-    pub fn of(&self, phase: Phase) -> (&Tally, Bytes) {
-        match phase {
-            Phase::Prefill => (&self.prefill, self.prefill_read),
-            Phase::Decode => (&self.decode, self.decode_read),
-        }
-    }
-
-    /// Adds a request of `phase` whose experts have `expert_bytes` each.
-    pub fn add(&mut self, phase: Phase, served: &Tally, expert_bytes: Bytes) {
-        let (tally, read) = match phase {
-            Phase::Prefill => (&mut self.prefill, &mut self.prefill_read),
-            Phase::Decode => (&mut self.decode, &mut self.decode_read),
-        };
-        tally.add(served);
-        read.0 += served.misses * expert_bytes.0;
-    }
-}
-
-/// One cache under replay, fed request by request.
-pub struct Replay {
-    directory: Directory,
-    wave_len: Box<dyn Fn(usize) -> usize + Send>,
-    placements: Vec<Placement>,
-    /// What it did so far.
-    pub score: Score,
-    /// Requests that came in waves, because they were recorded with a larger cache.
-    pub split_requests: u64,
-}
-
-impl Replay {
-    /// An empty cache of these classes.
-    pub fn new(shapes: &[ClassShape], policy: &dyn Fn(usize) -> Box<dyn Policy>) -> Self {
-        Self {
-            directory: Directory::new(shapes, policy),
-            wave_len: Box::new(wave_len(shapes)),
-            placements: Vec::new(),
-            score: Score::default(),
-            split_requests: 0,
-        }
-    }
-
-    /// Serves one request of experts of `expert_bytes` each.
-    ///
-    /// # Errors
-    /// A route that does not fit the model; nothing is counted.
-    pub fn request(
-        &mut self,
-        phase: Phase,
-        layer: LayerIdx,
-        ids: &[ExpertIdx],
-        expert_bytes: Bytes,
-    ) -> Result<(), RouteError> {
-        let len = (self.wave_len)(ids.len());
-        let mut served = Tally::default();
-        for wave in ids.chunks(len) {
-            self.directory.request(layer, wave, &mut |_| false, &mut self.placements)?;
-            served.count(&self.placements);
-        }
-        if !ids.is_empty() {
-            self.split_requests += u64::from(len < ids.len());
-            served.requests = 1;
-            served.all_hit = u64::from(served.misses == 0);
-        }
-        self.score.add(phase, &served, expert_bytes);
-        Ok(())
-    }
 }
 
 /// Serves every `(layer, ids)` of `routes` in order.

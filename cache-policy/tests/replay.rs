@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use cache_policy::policies::KNOWN;
 use cache_policy::sim::wave_len;
 use cache_policy::{
-    Bytes, Census, ClassShape, Directory, Event, ExpertIdx, LayerIdx, Phase, Placement, Recording, Replay, Score,
-    Tally, TraceHeader, TraceLayer, sim,
+    Bytes, Census, ClassShape, Directory, Event, ExpertIdx, ExpertKey, LayerIdx, Phase, Placement, Recording, Request,
+    Score, ScoredReplay, Tally, TraceHeader, TraceLayer, sim,
 };
 use proptest::prelude::*;
 
@@ -16,7 +16,7 @@ const EXPERTS: u16 = 9;
 /// Layers 0 and 1 are one size class, layer 2 another.
 const BYTES: [u64; 3] = [10, 10, 7];
 
-type Request = (Phase, u16, Vec<ExpertIdx>);
+type Route = (Phase, u16, Vec<ExpertIdx>);
 
 fn shapes(slots: usize) -> Vec<ClassShape> {
     let class =
@@ -29,21 +29,22 @@ fn phase() -> impl Strategy<Value = Phase> {
 }
 
 /// Requests of any layer in any order, from none to all experts.
-fn requests() -> impl Strategy<Value = Vec<Request>> {
+fn requests() -> impl Strategy<Value = Vec<Route>> {
     let ids = prop::sample::subsequence((0..EXPERTS).map(ExpertIdx).collect::<Vec<_>>(), 0..=usize::from(EXPERTS));
     prop::collection::vec((phase(), 0..3u16, ids.prop_shuffle()), 1..60)
 }
 
-fn replay(requests: &[Request], slots: usize, policy: usize) -> (Score, u64) {
-    let mut replay = Replay::new(&shapes(slots), &KNOWN[policy].1);
-    for (phase, layer, ids) in requests {
-        let bytes = Bytes(BYTES[usize::from(*layer)]);
-        replay.request(*phase, LayerIdx(*layer), ids, bytes).expect("a route of this model");
+fn replay(requests: &[Route], slots: usize, policy: usize) -> (Score, u64) {
+    let mut replay = ScoredReplay::new(&shapes(slots), KNOWN[policy].1);
+    for (phase, layer, experts) in requests.iter().filter(|r| !r.2.is_empty()) {
+        let expert_bytes = Bytes(BYTES[usize::from(*layer)]);
+        let request = Request { phase: *phase, layer: LayerIdx(*layer), experts, overlap: 0, expert_bytes };
+        replay.request(&request).expect("a route of this model");
     }
     (replay.score, replay.split_requests)
 }
 
-fn record(requests: &[Request]) -> Recording {
+fn record(requests: &[Route]) -> Recording {
     let mut recording = Recording::new(&(0..3).map(|l| (LayerIdx(l), EXPERTS)).collect::<Vec<_>>());
     for (_, layer, ids) in requests {
         recording.push(LayerIdx(*layer), ids).expect("a route of this model");
@@ -91,8 +92,15 @@ proptest! {
             let len = if ids.len() <= slots { ids.len() } else { slots / 2 };
             cut += u64::from(ids.len() > slots);
             let mut served = Tally { requests: 1, ..Tally::default() };
+            // The wave before is held while the next one is asked for.
+            let mut held: Vec<ExpertKey> = Vec::new();
             for wave in ids.chunks(len) {
-                directory.request(LayerIdx(*layer), wave, &mut |_| false, &mut out).expect("fits");
+                let keys: Vec<_> = wave.iter().map(|id| ExpertKey::new(*layer, id.0)).collect();
+                if held.len() + keys.len() > slots {
+                    held.clear();
+                }
+                directory.request(LayerIdx(*layer), wave, &mut |key| held.contains(&key), &mut out).expect("fits");
+                held = keys;
                 for placement in &out {
                     served.hits += u64::from(*placement == Placement::Hit);
                     served.misses += u64::from(*placement != Placement::Hit);

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cache_policy::plan::{Plan, PlanError};
-use cache_policy::{ClassShape, TraceHeader, TraceLayer, UnknownPolicy};
+use cache_policy::{ClassShape, TraceHeader, UnknownPolicy};
 
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cpu::matmul;
@@ -32,7 +32,7 @@ use crate::models::{self, Model, ModelError, ModelRunner, RunnerOptions};
 use crate::storage::expert_cache::{self, CacheError, CacheParts, ExpertCache};
 use crate::storage::gguf::{GgufError, MetadataError};
 use crate::storage::identity::ModelIdentity;
-use crate::storage::layout::{LayerExperts, LayoutError};
+use crate::storage::layout::LayoutError;
 use crate::storage::reader::{FileChange, OpenError, Reader};
 use crate::storage::row_table::{RowError, RowTables};
 use crate::storage::weights::{LoadOptions, ResidentWeights, WeightsError};
@@ -262,15 +262,7 @@ impl Engine {
     /// # Errors
     /// A model file that cannot be read.
     pub fn trace_header(&self) -> io::Result<TraceHeader> {
-        let (_, _, top_k) = self.prepared.config.expert_shape();
-        let layer = |l: &LayerExperts| TraceLayer {
-            layer: l.layer,
-            experts: l.experts,
-            top_k: top_k as u16,
-            expert_bytes: l.expert_bytes(),
-        };
-        let layers = self.prepared.layout.experts.iter().map(layer).collect();
-        Ok(TraceHeader { model: self.identity()?.0, layers })
+        self.prepared.trace_header()
     }
 
     /// What tells this model file from any other.
@@ -278,9 +270,7 @@ impl Engine {
     /// # Errors
     /// A model file that cannot be read, or is no longer the one that was opened.
     pub fn identity(&self) -> io::Result<ModelIdentity> {
-        let (_, _, top_k) = self.prepared.config.expert_shape();
-        let (arch, prepared) = (self.prepared.config.arch(), &self.prepared);
-        ModelIdentity::of(&prepared.file, arch, &prepared.layout.experts, top_k as u64)
+        self.prepared.identity()
     }
 
     /// The reader of the model file.

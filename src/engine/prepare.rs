@@ -3,11 +3,13 @@
 //! process and not as a surprise.
 
 use std::collections::HashMap;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use cache_policy::plan::{self, ClassRequest, Plan, Request};
 use cache_policy::policies::{MakePolicy, by_name};
+use cache_policy::{TraceHeader, TraceLayer};
 
 use crate::backend::cpu::matmul::{self, ProductShape};
 use crate::engine::EngineError;
@@ -17,7 +19,8 @@ use crate::models::{self, ModelConfig, Product, RunnerOptions};
 use crate::quant::QuantType;
 use crate::storage::expert_cache::{SizeClass, size_classes};
 use crate::storage::gguf::GgufFile;
-use crate::storage::layout::Layout;
+use crate::storage::identity::ModelIdentity;
+use crate::storage::layout::{LayerExperts, Layout};
 use crate::storage::probe::{DriveRates, ProbeChoice, ProbeError, drive_rates};
 use crate::storage::reader::{Alignment, Reader, ReaderOptions, open_reader};
 use crate::storage::row_table::{RowTables, WINDOW_BLOCKS};
@@ -43,7 +46,34 @@ pub struct Prepared {
     pub(super) policy: MakePolicy,
     pub(super) reader: Arc<dyn Reader>,
     pub(super) rows: Option<Arc<RowTables>>,
-    pub(super) classes: Vec<SizeClass>,
+    /// Experts by size, in the order of the plan's classes.
+    pub classes: Vec<SizeClass>,
+}
+
+impl Prepared {
+    /// What a trace says about this model.
+    ///
+    /// # Errors
+    /// A model file that cannot be read.
+    pub fn trace_header(&self) -> io::Result<TraceHeader> {
+        let (_, _, top_k) = self.config.expert_shape();
+        let layer = |l: &LayerExperts| TraceLayer {
+            layer: l.layer,
+            experts: l.experts,
+            top_k: top_k as u16,
+            expert_bytes: l.expert_bytes(),
+        };
+        Ok(TraceHeader { model: self.identity()?.0, layers: self.layout.experts.iter().map(layer).collect() })
+    }
+
+    /// What tells this model file from any other.
+    ///
+    /// # Errors
+    /// A model file that cannot be read, or is no longer the one that was opened.
+    pub fn identity(&self) -> io::Result<ModelIdentity> {
+        let (_, _, top_k) = self.config.expert_shape();
+        ModelIdentity::of(&self.file, self.config.arch(), &self.layout.experts, top_k as u64)
+    }
 }
 
 /// Looks into the file and plans.

@@ -7,7 +7,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use cache_policy::policies::DEFAULT;
-use cache_policy::{Census, Phase, Replay, by_name};
+use cache_policy::{Census, Phase, ScoredReplay, by_name};
 use clap::Args;
 
 use super::budgets::{Budget, Classes};
@@ -75,10 +75,11 @@ fn reports(a: &ReplayReport, b: &ReplayReport, args: &CompareArgs) -> Result<Str
         return Err(other_models(args, &a.model, &b.model));
     }
     let mut table = Table::new(&["<phase", "<budget", "<policy", "misses/token A", "B", "B / A", "hit rate A", "B"]);
-    let mut ratios: Vec<(f64, &Row)> = Vec::new();
+    let (mut ratios, mut has_common): (Vec<(f64, &Row)>, bool) = (Vec::new(), false);
     for row in &a.rows {
         let same = |other: &&Row| (&other.phase, other.slots, &other.policy) == (&row.phase, row.slots, &row.policy);
         let Some(other) = b.rows.iter().find(same) else { continue };
+        has_common = true;
         let ratio = other.misses_per_token / row.misses_per_token;
         if ratio.is_finite() && row.phase == "decode" {
             ratios.push((ratio, row));
@@ -95,18 +96,18 @@ fn reports(a: &ReplayReport, b: &ReplayReport, args: &CompareArgs) -> Result<Str
         ]);
     }
     let mut text = format!("A: {}\nB: {}\n\n{}", a.trace, b.trace, table.text());
-    if let Some((ratio, row)) = ratios.iter().max_by(|x, y| (x.0 - 1.0).abs().total_cmp(&(y.0 - 1.0).abs())) {
-        text.push_str(&format!(
-            "\nThe largest difference in decode: {} at {} misses {ratio:.3} times as often a token in B.\n",
-            row.policy, row.budget
-        ));
-    } else if !a
-        .rows
-        .iter()
-        .any(|row| b.rows.iter().any(|o| (&o.phase, o.slots, &o.policy) == (&row.phase, row.slots, &row.policy)))
-    {
+    if !has_common {
         return Err(CliError::failed("the two results have no phase, budget and policy in common; replay both alike"));
     }
+    let largest = ratios.iter().max_by(|x, y| (x.0 - 1.0).abs().total_cmp(&(y.0 - 1.0).abs()));
+    text.push_str(&match largest {
+        Some((ratio, row)) if (ratio - 1.0).abs() >= 0.0005 => format!(
+            "\nThe largest difference in decode: {} at {} misses {ratio:.3} times as often a token in B.\n",
+            row.policy, row.budget
+        ),
+        Some(_) => "\nNo difference in decode.\n".into(),
+        None => String::new(),
+    });
     Ok(text)
 }
 
@@ -123,8 +124,8 @@ fn other_models(args: &CompareArgs, a: &str, b: &str) -> CliError {
 
 /// One replay at one budget: behind the first trace, and alone.
 struct Run {
-    alone: Replay,
-    behind: Replay,
+    alone: ScoredReplay,
+    behind: ScoredReplay,
 }
 
 fn traces(args: &CompareArgs) -> Result<String, CliError> {
@@ -136,7 +137,7 @@ fn traces(args: &CompareArgs) -> Result<String, CliError> {
         return Err(other_models(args, &identity(&first.header().model), &identity(&second.header().model)));
     }
     let budgets = Classes::of(first.header()).parse_all(&args.budget)?;
-    let new = |b: &Budget| Replay::new(&b.shapes, &make);
+    let new = |b: &Budget| ScoredReplay::new(&b.shapes, make);
     let mut runs: Vec<Run> = budgets.iter().map(|b| Run { alone: new(b), behind: new(b) }).collect();
     feed(&mut first, &mut runs, |run| [Some(&mut run.behind), None])?;
     let before: Vec<_> = runs.iter().map(|r| r.behind.score).collect();
@@ -189,16 +190,12 @@ fn traces(args: &CompareArgs) -> Result<String, CliError> {
 fn feed(
     input: &mut TraceInput,
     runs: &mut [Run],
-    pick: impl Fn(&mut Run) -> [Option<&mut Replay>; 2] + Sync,
+    pick: impl Fn(&mut Run) -> [Option<&mut ScoredReplay>; 2] + Sync,
 ) -> Result<(), CliError> {
-    let census = Census::new(input.header());
     while let Some(batch) = input.next_batch()? {
         for run in runs.iter_mut() {
             for replay in pick(run).into_iter().flatten() {
-                for (phase, layer, experts) in batch.requests() {
-                    let bytes = census.expert_bytes(layer);
-                    replay.request(phase, layer, experts, bytes).map_err(CliError::failed)?;
-                }
+                batch.requests().try_for_each(|r| replay.request(&r)).map_err(CliError::failed)?;
             }
         }
     }

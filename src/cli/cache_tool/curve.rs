@@ -163,8 +163,8 @@ fn lru_points(input: &mut TraceInput, classes: &Classes, phase: Phase, tokens: f
     let header = input.header().clone();
     let mut curves = ClassCurves::new(&header);
     while let Some(batch) = input.next_batch()? {
-        for (of, layer, experts) in batch.requests() {
-            experts.iter().for_each(|e| curves.record(layer, *e, of == phase));
+        for r in batch.requests() {
+            r.experts.iter().for_each(|e| curves.record(r.layer, *e, r.phase == phase));
         }
     }
     let by_class = curves.misses();

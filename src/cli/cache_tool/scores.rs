@@ -4,7 +4,7 @@
 
 use cache_policy::plan::Facts;
 use cache_policy::policies::{DEFAULT, KNOWN, MakePolicy};
-use cache_policy::{Bytes, Census, LayerIdx, Phase, Recording, Replay, Score, by_name};
+use cache_policy::{Bytes, Census, LayerIdx, Phase, Recording, Request, Score, ScoredReplay, by_name};
 use rayon::prelude::*;
 
 use super::budgets::Budget;
@@ -105,7 +105,7 @@ impl Keeping {
         Ok(Self { recording, phases: Vec::new(), uses_max })
     }
 
-    fn push(&mut self, phase: Phase, layer: LayerIdx, experts: &[cache_policy::ExpertIdx]) -> Result<(), CliError> {
+    fn push(&mut self, &Request { phase, layer, experts, .. }: &Request<'_>) -> Result<(), CliError> {
         let Some(recording) = &mut self.recording else { return Ok(()) };
         if recording.uses() + experts.len() > self.uses_max {
             self.recording = None;
@@ -142,25 +142,27 @@ pub fn score(
     want: WantOptimum,
 ) -> Result<Scores, CliError> {
     let mut keeping = Keeping::new(input, want)?;
-    let fresh = Census::new(input.header());
-    let mut jobs: Vec<(Scored, Replay)> = Vec::new();
+    let mut jobs: Vec<(Scored, ScoredReplay)> = Vec::new();
     for (budget, Budget { shapes, .. }) in budgets.iter().enumerate() {
         for contender in contenders {
             let scored = Scored { policy: contender.name, budget, score: Score::default(), split_requests: 0 };
-            jobs.push((scored, Replay::new(shapes, &contender.make)));
+            jobs.push((scored, ScoredReplay::new(shapes, contender.make)));
         }
     }
     while let Some(batch) = input.next_batch()? {
-        let outcome = jobs.par_iter_mut().try_for_each(|(_, replay)| {
-            batch.requests().try_for_each(|(phase, layer, experts)| {
-                replay.request(phase, layer, experts, fresh.expert_bytes(layer))
-            })
-        });
+        let outcome =
+            jobs.par_iter_mut().try_for_each(|(_, replay)| batch.requests().try_for_each(|r| replay.request(&r)));
         outcome.map_err(CliError::failed)?;
-        batch.requests().try_for_each(|(phase, layer, experts)| keeping.push(phase, layer, experts))?;
+        batch.requests().try_for_each(|r| keeping.push(&r))?;
     }
     let census = input.census().clone();
     let shown = input.path().display();
+    if census.preloaded > 0 {
+        note(&format!(
+            "note: the recorded run had {} experts preloaded; replays start empty, so that budgets can be compared",
+            census.preloaded
+        ));
+    }
     if census.uses_total() == 0 {
         return Err(CliError::failed(format!("{shown} has no routes; record a run that computes tokens")));
     }

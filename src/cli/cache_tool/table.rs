@@ -52,7 +52,8 @@ pub fn grouped(count: u64) -> String {
 
 /// `part` of `whole` in percent with one decimal; two where rounding would say 100.
 pub fn percent(share: f64) -> String {
-    let percent = 100.0 * share;
+    // No minus before a zero.
+    let percent = if (100.0 * share).abs() < 0.05 { 0.0 } else { 100.0 * share };
     if (99.95..100.0).contains(&percent) { format!("{:.2} %", percent.min(99.99)) } else { format!("{percent:.1} %") }
 }
 
@@ -85,7 +86,7 @@ mod tests {
     #[test]
     fn numbers_read_well() {
         assert_eq!([0, 12, 999, 1000, 1_234_567].map(grouped), ["0", "12", "999", "1,000", "1,234,567"]);
-        let percents = [0.0, 0.5, 0.9994, 0.99951, 0.999_999, 1.0].map(percent);
+        let percents = [-0.0004, 0.5, 0.9994, 0.99951, 0.999_999, 1.0].map(percent);
         assert_eq!(percents, ["0.0 %", "50.0 %", "99.9 %", "99.95 %", "99.99 %", "100.0 %"]);
         assert_eq!([0.0, 0.004, 1.234, 12.34, 123.4].map(short), ["0", "4.0e-3", "1.23", "12.3", "123"]);
     }

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use cache_policy::{Census, Event, ExpertIdx, LayerIdx, Phase, TraceError, TraceHeader, TraceReader};
+use cache_policy::{Bytes, Census, Event, ExpertIdx, LayerIdx, Phase, Request, TraceError, TraceHeader, TraceReader};
 
 use super::note;
 use crate::cli::CliError;
@@ -20,6 +20,8 @@ const BATCH_REQUESTS: usize = 1 << 15;
 struct Entry {
     phase: Phase,
     layer: LayerIdx,
+    overlap: u32,
+    expert_bytes: Bytes,
     /// End of its experts.
     end: usize,
 }
@@ -32,13 +34,13 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The requests: phase, layer, experts.
-    pub fn requests(&self) -> impl Iterator<Item = (Phase, LayerIdx, &[ExpertIdx])> {
+    /// The requests in their order.
+    pub fn requests(&self) -> impl Iterator<Item = Request<'_>> {
         let mut begin = 0;
-        self.entries.iter().map(move |entry| {
-            let experts = &self.experts[begin..entry.end];
-            begin = entry.end;
-            (entry.phase, entry.layer, experts)
+        self.entries.iter().map(move |&Entry { phase, layer, overlap, expert_bytes, end }| {
+            let experts = &self.experts[begin..end];
+            begin = end;
+            Request { phase, layer, experts, overlap, expert_bytes }
         })
     }
 }
@@ -52,6 +54,8 @@ pub struct TraceInput {
     header: TraceHeader,
     census: Census,
     batch: Batch,
+    /// What the next request overlaps.
+    overlap: u32,
     is_partial_fine: bool,
     is_at_end: bool,
 }
@@ -93,6 +97,7 @@ impl TraceInput {
                     header,
                     census,
                     batch,
+                    overlap: 0,
                     is_partial_fine,
                     is_at_end: false,
                 });
@@ -129,12 +134,19 @@ impl TraceInput {
                 self.read_more()?;
                 continue;
             };
-            if let Event::Route { layer, experts } = event
-                && !experts.is_empty()
-            {
-                self.batch.experts.extend_from_slice(experts);
-                let end = self.batch.experts.len();
-                self.batch.entries.push(Entry { phase: self.census.phase(), layer, end });
+            match event {
+                Event::Overlap(requests) => self.overlap = requests,
+                Event::Route { layer, experts } if !experts.is_empty() => {
+                    self.batch.experts.extend_from_slice(experts);
+                    self.batch.entries.push(Entry {
+                        phase: self.census.phase(),
+                        layer,
+                        overlap: std::mem::take(&mut self.overlap),
+                        expert_bytes: self.census.expert_bytes(layer),
+                        end: self.batch.experts.len(),
+                    });
+                }
+                _ => {}
             }
             self.census.count(&event);
         }
