@@ -10,7 +10,9 @@ use clap::Args;
 
 use super::budgets::{Budget, Classes};
 use super::curve_plot::{self, Plot};
+use super::model_facts::{ModelFacts, memory_rate, options};
 use super::note;
+use super::plan::check_model;
 use super::replay::phase_name;
 use super::scores::{Scores, WantOptimum, contenders, score};
 use super::speed_flags::SpeedArgs;
@@ -18,6 +20,7 @@ use super::table::{Table, grouped, percent, short};
 use super::trace_input::{TraceInput, describe};
 use crate::cli::CliError;
 use crate::cli::whole_file::WholeFile;
+use crate::storage::probe::ProbeChoice;
 
 /// Sizes at which LRU is listed: more than a picture can show.
 const LRU_POINTS: u64 = 256;
@@ -39,6 +42,9 @@ pub struct CurveArgs {
     /// Budgets at which the policy and the optimum are replayed
     #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u64).range(2..=200))]
     points: u64,
+    /// Model file of the trace: refuses a trace of another one, and knows what a step reads and what the drive gives
+    #[arg(long, value_name = "FILE")]
+    model: Option<PathBuf>,
     #[command(flatten)]
     speed: SpeedArgs,
     /// Use a trace whose recording was cut off, up to where it ends
@@ -81,13 +87,7 @@ pub fn run(args: &CurveArgs) -> Result<String, CliError> {
     contenders(std::slice::from_ref(&args.policy))?;
     let input = TraceInput::open(&args.trace, args.partial)?;
     let model = describe(input.header());
-    if args.speed.memory_gbs.is_some() {
-        return Err(CliError::usage("curve has no model file to know the bytes of a step; use --step-ms"));
-    }
-    let speed = args.speed.speed(None);
-    if speed.is_none() && (args.speed.drive_gbs.is_some() || args.speed.step_ms.is_some()) {
-        return Err(CliError::usage("tokens a second need both --drive-gbs and --step-ms"));
-    }
+    let speed = speed(args, &input)?;
     let curve = measure(args, input, speed)?;
     if let Some(path) = &args.output {
         write(path, csv(&curve)?.as_bytes())?;
@@ -97,6 +97,41 @@ pub fn run(args: &CurveArgs) -> Result<String, CliError> {
         write(path, curve_plot::svg(&Plot { title: &title, curve: &curve }).map_err(CliError::failed)?.as_bytes())?;
     }
     Ok(text(&curve, &format!("{}: {model}", args.trace.display())))
+}
+
+/// The rates, from flags and from the model file; `None` when nothing was said about speed.
+fn speed(args: &CurveArgs, input: &TraceInput) -> Result<Option<Speed>, CliError> {
+    let flags = &args.speed;
+    let Some(model) = &args.model else {
+        if flags.memory_gbs.is_some() {
+            return Err(CliError::usage(
+                "--memory-gbs needs --model FILE, which knows the bytes of a step; or use --step-ms",
+            ));
+        }
+        return match (flags.drive_gbs, flags.step_ms) {
+            (None, None) => Ok(None),
+            (Some(_), Some(_)) => Ok(flags.speed(None)),
+            _ => Err(CliError::usage("tokens a second need both --drive-gbs and --step-ms, or --model FILE")),
+        };
+    };
+    let mut options = options(model, None, None)?;
+    if flags.drive_gbs.is_some() {
+        options.probe = ProbeChoice::Off;
+    }
+    let facts = ModelFacts::open(&options)?;
+    check_model(input.header(), &facts.header, input)?;
+    let probed = facts.prepared.drive.as_ref().map(|rates| rates.bulk.gb_per_s);
+    let Some(drive_gbs) = flags.drive_gbs.or(probed) else {
+        note(
+            "note: the rate of the drive is not known (the model file is too small to measure it by), so no tokens a second; give --drive-gbs",
+        );
+        return Ok(None);
+    };
+    let step_s = match flags.step_s(Some(facts.step_bytes())) {
+        Some(step_s) => step_s,
+        None => Speed::step_from_memory(facts.step_bytes(), memory_rate()?),
+    };
+    Ok(Some(Speed { step_s, drive_bytes_per_s: drive_gbs * 1e9 }))
 }
 
 fn path_name(path: &std::path::Path) -> String {

@@ -1,16 +1,22 @@
-//! The command line of `ds4-cache`: replay, curve, compare. One file a subcommand.
+//! The command line of `ds4-cache`: one file a subcommand.
 //! Owns flags, exit codes and where text goes; never decides what a cache does, which is `cache-policy`'s.
 //! Surprising fact: nothing of a result is printed before all of it is known, so a failure leaves stdout empty.
 
+pub mod advice;
 pub mod budgets;
 pub mod compare;
 pub mod curve;
 pub mod curve_plot;
+pub mod model_facts;
+pub mod plan;
 pub mod replay;
 pub mod scores;
 pub mod speed_flags;
 pub mod table;
+pub mod top;
+pub mod top_frame;
 pub mod trace_input;
+pub mod tune;
 
 use std::process::ExitCode;
 
@@ -34,6 +40,12 @@ enum Command {
     Curve(curve::CurveArgs),
     /// Compare two traces of one model, or two results of replay --json
     Compare(compare::CompareArgs),
+    /// What budget a model may have on this machine, and what speed follows
+    Plan(plan::PlanArgs),
+    /// Run a prompt, record its routes, recommend budget and policy as flags to paste
+    Tune(tune::TuneArgs),
+    /// Watch the cache of a running ds4 --snapshot-file
+    Top(top::TopArgs),
 }
 
 /// Runs `ds4-cache` on the process's arguments.
@@ -43,6 +55,9 @@ pub fn main() -> ExitCode {
         Command::Replay(args) => replay::run(args),
         Command::Curve(args) => curve::run(args),
         Command::Compare(args) => compare::run(args),
+        Command::Plan(args) => plan::run(args),
+        Command::Tune(args) => tune::run(args),
+        Command::Top(args) => top::run(args),
     };
     let printed = result.and_then(|text| output::answer(&text).map_err(CliError::output));
     match printed {

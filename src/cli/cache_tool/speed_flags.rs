@@ -19,7 +19,8 @@ pub struct SpeedArgs {
     pub memory_gbs: Option<f64>,
 }
 
-fn above_zero(text: &str) -> Result<f64, String> {
+/// A rate or a time.
+pub(super) fn above_zero(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value > 0.0 && value.is_finite() => Ok(value),
         _ => Err("must be a number above 0".into()),
