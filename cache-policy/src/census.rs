@@ -41,6 +41,8 @@ pub struct Census {
     last_layer: Option<LayerIdx>,
     /// Whether the trace names its tokens; without that, steps of decode count.
     has_tokens: bool,
+    /// Tokens named since the last route.
+    tokens_named: u64,
 }
 
 impl Census {
@@ -62,6 +64,7 @@ impl Census {
             phase: Phase::Decode,
             last_layer: None,
             has_tokens: false,
+            tokens_named: 0,
         }
     }
 
@@ -74,7 +77,8 @@ impl Census {
                 if !core::mem::replace(&mut self.has_tokens, true) {
                     (self.prefill.tokens, self.decode.tokens) = (0, 0);
                 }
-                self.now().tokens += 1;
+                // A recorder names the tokens of a pass before it says what the pass is for.
+                self.tokens_named += 1;
             }
             Event::Route { layer, experts } => self.route(layer, experts),
             Event::Preload(_) => self.preloaded += 1,
@@ -92,8 +96,9 @@ impl Census {
             first_uses += u64::from(*uses == 0);
             *uses += 1;
         }
+        let tokens = u64::from(is_step) + core::mem::take(&mut self.tokens_named);
         let now = self.now();
-        now.tokens += u64::from(is_step);
+        now.tokens += tokens;
         now.requests += u64::from(!experts.is_empty());
         now.uses += experts.len() as u64;
         now.use_bytes += experts.len() as u64 * bytes.0;

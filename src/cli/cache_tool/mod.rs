@@ -73,3 +73,14 @@ pub fn main() -> ExitCode {
 pub fn note(text: &str) {
     eprintln!("ds4-cache: {}", text.split_whitespace().collect::<Vec<_>>().join(" "));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

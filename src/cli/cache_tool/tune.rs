@@ -27,7 +27,7 @@ use crate::engine::options::EngineOptions;
 use crate::engine::prepare::Prepared;
 use crate::engine::stats::{RunStats, Timings};
 use crate::models::Want;
-use crate::session::generate::{Ended, GenerateOptions, generate};
+use crate::session::generate::{Ended, GenerateOptions, Piece, generate};
 use crate::session::prompt::PromptFormat;
 use crate::session::sampler::{Sampler, SamplerParams};
 use crate::session::stop::StopRules;
@@ -140,7 +140,7 @@ fn record(
     let synced = timeline.sync(&prompt, Want::Last, &mut watcher).map_err(from_session)?;
     let rules = StopRules::new(tokenizer.eos().into_iter().collect(), Vec::new()).map_err(CliError::usage)?;
     let wanted = GenerateOptions { tokens_max: args.tokens as usize, top_logprobs: 0, want: Want::Last };
-    let mut on_piece = |_: &_| if interrupt.is_set() { Flow::Stop } else { Flow::Continue };
+    let mut on_piece = |_: &Piece<'_>| if interrupt.is_set() { Flow::Stop } else { Flow::Continue };
     let answer = generate(&mut timeline, tokenizer, &mut sampler, rules, &wanted, &mut watcher, &mut on_piece)
         .map_err(from_generate)?;
     if answer.ended == Ended::Caller {
