@@ -332,7 +332,7 @@ fn tune_recommends_flags_that_work() {
     let words: Vec<&str> = line.split_whitespace().skip(1).chain(["--plan"]).collect();
     let plan = ds4(&words).ok();
     let slots = words[words.iter().position(|w| *w == "--ssd-streaming-cache-experts").unwrap() + 1];
-    assert!(plan.stderr.contains(&format!("asked {slots} slots")), "{}", plan.stderr);
+    assert!(plan.text().contains(&format!("asked {slots} slots")), "{}", plan.text());
     assert!(text.contains("29 tokens were decoded") || text.contains("30 generated tokens"), "{text}");
     let decoded: Value =
         serde_json::from_str(&good(&["replay", kept.to_str().unwrap(), "--budget", "15", "--json"])).unwrap();
@@ -341,7 +341,7 @@ fn tune_recommends_flags_that_work() {
     bad(&["tune", model, "--prompt-file", "/nowhere.txt"], 1, &["/nowhere.txt"]);
     bad(&["tune", model, "--prompt-file", &put(&folder, "blank.txt", b" \n")], 2, &["blank.txt is empty"]);
     bad(&["tune", model, "--prompt-file", &prompt, "--run-budget", "9"], 1, &["9 experts", "routes 10"]);
-    bad(&["tune", model, "--prompt-file", &prompt, "--temp", "-1"], 2, &["temp"]);
+    bad(&["tune", model, "--prompt-file", &prompt, "--temp=-1"], 2, &["temp"]);
 }
 
 #[test]

@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use cache_policy::policies::KNOWN;
 use cache_policy::sim::wave_len;
 use cache_policy::{
-    Bytes, Census, ClassShape, Directory, Event, ExpertIdx, ExpertKey, LayerIdx, Phase, Placement, Recording, Request,
-    Score, ScoredReplay, Tally, TraceHeader, TraceLayer, sim,
+    Bytes, Census, ClassShape, Directory, Event, ExpertIdx, ExpertKey, LayerIdx, MissCurve, Phase, Placement,
+    Recording, Request, Score, ScoredReplay, Tally, TraceHeader, TraceLayer, sim,
 };
 use proptest::prelude::*;
 
@@ -133,6 +133,30 @@ proptest! {
         for policy in 0..KNOWN.len() {
             prop_assert!(sum.misses <= misses(&replay(&requests, slots, policy).0), "{}", KNOWN[policy].0);
         }
+    }
+
+    /// A stack kept as a list: a request hits what lies in its first `slots` entries when the request begins.
+    #[test]
+    fn curves_of_requests_equal_a_list_at_every_size(requests in requests()) {
+        let experts = usize::from(3 * EXPERTS);
+        let mut curve = MissCurve::new(experts);
+        let (mut stack, mut misses) = (Vec::<usize>::new(), vec![0u64; experts + 1]);
+        for (phase, layer, ids) in &requests {
+            let numbers: Vec<usize> = ids.iter().map(|id| usize::from(layer * EXPERTS + id.0)).collect();
+            let is_counted = *phase == Phase::Decode;
+            for number in &numbers {
+                let depth = stack.iter().position(|n| n == number).unwrap_or(usize::MAX);
+                for (slots, count) in misses.iter_mut().enumerate() {
+                    *count += u64::from(is_counted && depth >= slots);
+                }
+            }
+            for number in &numbers {
+                stack.retain(|n| n != number);
+                stack.insert(0, *number);
+            }
+            curve.record_request(numbers.iter().copied(), is_counted);
+        }
+        prop_assert_eq!(curve.all(), misses);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use cache_policy::curve::knee;
-use cache_policy::{Bytes, MissCurve, Phase, Speed, TraceHeader};
+use cache_policy::{Bytes, ExpertIdx, LayerIdx, MissCurve, Phase, Speed, TraceHeader};
 use clap::Args;
 
 use super::budgets::{Budget, Classes};
@@ -199,7 +199,7 @@ fn lru_points(input: &mut TraceInput, classes: &Classes, phase: Phase, tokens: f
     let mut curves = ClassCurves::new(&header);
     while let Some(batch) = input.next_batch()? {
         for r in batch.requests() {
-            r.experts.iter().for_each(|e| curves.record(r.layer, *e, r.phase == phase));
+            curves.record(r.layer, r.experts, r.phase == phase);
         }
     }
     let by_class = curves.misses();
@@ -242,11 +242,9 @@ impl ClassCurves {
         Self { curves, layers }
     }
 
-    fn record(&mut self, layer: crate::units::LayerIdx, expert: crate::units::ExpertIdx, is_counted: bool) {
+    fn record(&mut self, layer: LayerIdx, experts: &[ExpertIdx], is_counted: bool) {
         let (class, base) = self.layers[usize::from(layer.0)].expect("the trace has checked the layer");
-        let number = base + usize::from(expert.0);
-        let curve = &mut self.curves[class].0;
-        if is_counted { curve.record(number) } else { curve.warm(number) }
+        self.curves[class].0.record_request(experts.iter().map(|e| base + usize::from(e.0)), is_counted);
     }
 
     /// Misses by slots of each class.

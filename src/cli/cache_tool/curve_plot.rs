@@ -9,7 +9,7 @@ use plotters::prelude::*;
 
 use super::curve::{Curve, Point};
 use super::replay::phase_name;
-use super::table::grouped;
+use super::table::{grouped, short};
 use crate::units::Bytes;
 
 type Drawn<T> = Result<T, Box<dyn std::error::Error>>;
@@ -66,16 +66,19 @@ fn panel(
     let y: Range<f64> = 0.0..if top > 0.0 { 1.08 * top } else { 1.0 };
     let mut chart = ChartBuilder::on(area)
         .margin(12)
+        .margin_right(30)
         .x_label_area_size(44)
         .y_label_area_size(58)
         .build_cartesian_2d(0.0..100.0, y.clone())?;
     let size = if curve.all.0 > curve.experts { format!("; 100 % = {}", Bytes(curve.all.0)) } else { String::new() };
     chart
         .configure_mesh()
-        .light_line_style(WHITE)
+        .max_light_lines(0)
         .bold_line_style(RGBColor(228, 228, 228))
         .x_desc(format!("cache, percent of {} experts{size}", grouped(curve.experts)))
         .y_desc(what.to_owned())
+        .x_label_formatter(&|percent| format!("{percent:.0}"))
+        .y_label_formatter(&|value| short(*value))
         .label_style((FONT, 13))
         .draw()?;
     let share = |slots: u64| 100.0 * slots as f64 / curve.experts as f64;

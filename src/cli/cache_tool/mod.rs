@@ -22,7 +22,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::cli::{CliError, output};
+use crate::cli::{CliError, args, output};
 
 /// Says what an expert cache of which size and policy is worth, from recorded routes.
 #[derive(Parser, Debug)]
@@ -50,14 +50,9 @@ enum Command {
 
 /// Runs `ds4-cache` on the process's arguments.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let result = match &cli.command {
-        Command::Replay(args) => replay::run(args),
-        Command::Curve(args) => curve::run(args),
-        Command::Compare(args) => compare::run(args),
-        Command::Plan(args) => plan::run(args),
-        Command::Tune(args) => tune::run(args),
-        Command::Top(args) => top::run(args),
+    let result = match Cli::try_parse() {
+        Ok(cli) => run(&cli.command),
+        Err(error) => args::refuse_as("ds4-cache", &error).map(|()| String::new()),
     };
     let printed = result.and_then(|text| output::answer(&text).map_err(CliError::output));
     match printed {
@@ -66,6 +61,17 @@ pub fn main() -> ExitCode {
             note(&error.to_string());
             ExitCode::from(if matches!(error, CliError::Usage(_)) { 2 } else { 1 })
         }
+    }
+}
+
+fn run(command: &Command) -> Result<String, CliError> {
+    match command {
+        Command::Replay(args) => replay::run(args),
+        Command::Curve(args) => curve::run(args),
+        Command::Compare(args) => compare::run(args),
+        Command::Plan(args) => plan::run(args),
+        Command::Tune(args) => tune::run(args),
+        Command::Top(args) => top::run(args),
     }
 }
 
