@@ -2,6 +2,8 @@
 //! Never allocates for a guess: a missing limit is `None`, a missing fact is an error that names its file.
 //! Surprising fact: the tightest control group is the one with the least room left, not the one with the least limit.
 
+pub mod mount;
+
 use std::io::Read;
 use std::path::{Path, PathBuf};
 

@@ -61,3 +61,43 @@ fn small_models_are_not_measured() {
     let (_, stats) = run(b(), &cache, &dir, &["--probe", "force"]);
     assert!(stats["drive"].is_null() && !cache.exists());
 }
+
+/// `is_direct` of a streamed run of model b.
+fn is_direct(name: &str, args: &[&str]) -> (bool, String) {
+    let dir = scratch(name);
+    let (ran, stats) = run(b(), &dir, &dir, args);
+    (stats["is_direct"].as_bool().unwrap(), ran.stderr)
+}
+
+#[test]
+fn direct_reads_as_asked() {
+    let (on, text) = is_direct("direct-on", &["--direct", "on"]);
+    assert!(on && !text.contains("page cache"), "{text}");
+    let (off, text) = is_direct("direct-off", &["--direct", "off"]);
+    assert!(!off && !text.contains("page cache"), "{text}");
+}
+
+/// The fixture fits in memory many times over, unless that is taken.
+#[test]
+fn small_models_go_through_the_page_cache() {
+    let (auto, text) = is_direct("direct-auto", &[]);
+    assert!(!auto && text.matches("reads go through the page cache").count() == 1, "{text}");
+}
+
+#[test]
+fn the_forecast_comes_first_and_the_verdict_last() {
+    let dir = scratch("forecast");
+    let (ran, stats) = run(&large(&dir), &dir.join("cache"), &dir, &["--direct", "on"]);
+    let at = |start: &str| ran.stderr.lines().position(|l| l.starts_with(start));
+    let (bound, report) = (at("ds4: decode bound: ").unwrap(), at("ds4: prefill: ").unwrap());
+    assert!(bound < report && at("ds4: decode: ").unwrap() > report, "{}", ran.stderr);
+    let number =
+        |object: &str, key: &str| stats[object][key].as_f64().unwrap_or_else(|| panic!("{object}.{key}: {stats}"));
+    // Five layers of two experts a token.
+    assert_eq!(number("forecast", "experts_per_token"), 10.0);
+    assert!(number("forecast", "drive_gb_per_s") == stats["drive"]["bulk"]["gb_per_s"].as_f64().unwrap());
+    let shares = number("achieved", "drive") + number("achieved", "slots") + number("achieved", "compute");
+    assert!((shares - 1.0).abs() < 1e-9, "{shares}");
+    let of_bound = number("achieved", "of_bound") * number("achieved", "bound_tps");
+    assert!((of_bound / stats["decode_tps"].as_f64().unwrap() - 1.0).abs() < 1e-6);
+}

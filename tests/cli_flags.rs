@@ -103,8 +103,14 @@ fn the_closing_lines() {
     let lines: Vec<&str> = ran.stderr.lines().skip(at).collect();
     let first = regex::Regex::new(r"^ds4: prefill: \d+\.\d\d t/s, generation: \d+\.\d\d t/s$").unwrap();
     assert!(first.is_match(lines[0]), "{}", lines[0]);
-    let starts =
-        ["expert cache: 10 slots", "expert reads: ", "waited for the drive: ", "n-gram rows: ", "memory: peak "];
+    let starts = [
+        "expert cache: 10 slots",
+        "expert reads: ",
+        "waited for the drive: ",
+        "n-gram rows: ",
+        "decode: ",
+        "memory: peak ",
+    ];
     assert_eq!(lines.len(), 1 + starts.len(), "{lines:#?}");
     for (line, start) in lines[1..].iter().zip(starts) {
         assert!(line.starts_with(&format!("ds4: {start}")), "{line}");

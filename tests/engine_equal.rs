@@ -10,8 +10,8 @@ use std::time::Duration;
 use ds4::backend::cpu::matmul::Arithmetic;
 use ds4::backend::cpu::simd::SimdLevel;
 use ds4::engine::options::{EngineOptions, Preload};
-use ds4::storage::reader::ReaderChoice;
 use ds4::storage::reader::fake::FakeOptions;
+use ds4::storage::reader::{DirectChoice, ReaderChoice};
 use ds4::units::Budget;
 use engine_rig::made_models::{a, b, wide_q2};
 use engine_rig::{Trail, difference, fake, fresh_trail, open, options, over, prompt};
@@ -57,6 +57,8 @@ fn check_streamed(model: &Path, minimum: u64, experts: u64) {
                     is_streaming: true,
                     budget: Some(Budget::Slots(slots)),
                     preload: if threads == 1 { Preload::Cold } else { Preload::Auto },
+                    // The fixtures fit in memory, so that `Auto` would go through the page cache.
+                    direct: if threads == 1 { DirectChoice::On } else { DirectChoice::Auto },
                     ..options(model)
                 };
                 let mut engine = open(&options);

@@ -162,6 +162,9 @@ pub struct StreamingArgs {
     /// How the drive is read
     #[arg(long, value_enum, default_value_t = IoChoice::Auto, value_name = "NAME")]
     pub io: IoChoice,
+    /// Whether reads bypass the page cache: unless everything streamed fits in free memory, always, or never
+    #[arg(long, value_enum, default_value_t = DirectFlag::Auto, value_name = "WHEN")]
+    pub direct: DirectFlag,
     /// Whether the drive is measured (at most a second): when first met, never, or now
     #[arg(long, value_enum, default_value_t = ProbeFlag::Auto, value_name = "WHEN")]
     pub probe: ProbeFlag,
@@ -174,6 +177,12 @@ pub struct DiagnosisArgs {
     /// Describe the model file and stop
     #[arg(long)]
     pub inspect: bool,
+    /// Examine machine, drive and model file, predict bounds, and stop
+    #[arg(long)]
+    pub doctor: bool,
+    /// With --doctor: print JSON
+    #[arg(long, requires = "doctor")]
+    pub json: bool,
     /// Print the memory plan and stop
     #[arg(long)]
     pub plan: bool,
@@ -229,6 +238,14 @@ pub enum IoChoice {
     Auto,
     Uring,
     Pread,
+}
+
+/// When reads bypass the page cache.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DirectFlag {
+    Auto,
+    On,
+    Off,
 }
 
 /// When the drive is measured.

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use crate::backend::cpu::matmul::Arithmetic;
 use crate::backend::cpu::simd::SimdLevel;
-use crate::cli::args::{BackendChoice, Cli, IoChoice, ProbeFlag, SimdChoice};
+use crate::cli::args::{BackendChoice, Cli, DirectFlag, IoChoice, ProbeFlag, SimdChoice};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::note;
 use crate::cli::progress::{Meter, Unit};
@@ -16,7 +16,7 @@ use crate::engine::options::{EngineOptions, Preload};
 use crate::engine::prepare::Prepared;
 use crate::engine::{Engine, Step};
 use crate::storage::probe::ProbeChoice;
-use crate::storage::reader::ReaderChoice;
+use crate::storage::reader::{DirectChoice, ReaderChoice};
 use crate::units::{parse_budget, parse_gigabytes};
 
 /// Engine options of a command line.
@@ -58,6 +58,11 @@ pub fn engine_options(cli: &Cli) -> Result<EngineOptions, CliError> {
             IoChoice::Auto => ReaderChoice::Auto,
             IoChoice::Uring => ReaderChoice::Uring,
             IoChoice::Pread => ReaderChoice::Pread,
+        },
+        direct: match streaming.direct {
+            DirectFlag::Auto => DirectChoice::Auto,
+            DirectFlag::On => DirectChoice::On,
+            DirectFlag::Off => DirectChoice::Off,
         },
         probe: match streaming.probe {
             ProbeFlag::Auto => ProbeChoice::Auto,
@@ -125,5 +130,8 @@ pub fn open(options: &EngineOptions, interrupt: &Interrupt) -> Result<Engine, Cl
         }
         ControlFlow::Continue(())
     };
-    Engine::open(options, &mut |prepared| show_plan(prepared, options), &progress).map_err(CliError::failed)
+    let engine = Engine::open(options, &mut |prepared| show_plan(prepared, options), &progress);
+    let engine = engine.map_err(CliError::failed)?;
+    note(&engine.forecast().to_string());
+    Ok(engine)
 }

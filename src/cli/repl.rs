@@ -181,6 +181,7 @@ impl<'a> Repl<'a> {
             StopRules::new(engine.tokenizer().eos().into_iter().collect(), Vec::new()).map_err(CliError::usage)?;
         let interrupt = self.interrupt;
         let mut failure = None;
+        let row_wait = engine.row_wait();
         let answer =
             generate(timeline, engine.tokenizer(), &mut self.sampler, rules, &options, &mut watcher, &mut |piece| {
                 failure = output::answer(piece.text).err();
@@ -200,6 +201,7 @@ impl<'a> Repl<'a> {
         self.timings.generated_tokens += answer.tokens.len() as u64;
         self.timings.decode_passes += answer.passes;
         self.timings.decode += answer.elapsed;
+        self.timings.decode_row_wait += engine.row_wait().saturating_sub(row_wait);
         note(&match answer.ended {
             Ended::Caller => "stopped; the conversation goes on from here".to_owned(),
             Ended::Context => "the context is full; /clear starts over, /ctx N makes room".to_owned(),

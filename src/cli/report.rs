@@ -21,6 +21,7 @@ pub fn lines(stats: &RunStats) -> Vec<String> {
             stats.row_wait_ms
         ));
     }
+    lines.extend(stats.achieved.as_ref().map(ToString::to_string));
     lines.push(format!("memory: peak {}, planned {}", Bytes(stats.peak_rss_bytes), Bytes(stats.planned_bytes)));
     lines
 }

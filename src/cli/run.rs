@@ -14,7 +14,7 @@ use crate::cli::snapshot_file::SnapshotFile;
 use crate::cli::trace_file::TraceFile;
 use crate::cli::watch::RunWatcher;
 use crate::cli::whole_file::WholeFile;
-use crate::cli::{CliError, output, repl, report, tasks};
+use crate::cli::{CliError, doctor, output, repl, report, tasks};
 use crate::engine::Engine;
 use crate::engine::stats::{RunStats, Timings};
 use crate::models::Want;
@@ -34,6 +34,9 @@ use crate::units::TokenId;
 pub fn run(cli: &Cli) -> Result<(), CliError> {
     let sampler = sampler(cli)?;
     let options = engine_options(cli)?;
+    if cli.diagnosis.doctor {
+        return doctor::run(cli, &options);
+    }
     if cli.diagnosis.inspect {
         return tasks::inspect(&options.model);
     }
@@ -192,6 +195,7 @@ fn answer_once(
         let rules =
             StopRules::new(engine.tokenizer().eos().into_iter().collect(), Vec::new()).map_err(CliError::usage)?;
         let mut failure = None;
+        let row_wait = engine.row_wait();
         let answer =
             generate(&mut timeline, engine.tokenizer(), &mut sampler, rules, &options, &mut watcher, &mut |piece| {
                 if let (Some(file), Some(choice)) = (&mut logprobs, piece.choice) {
@@ -201,6 +205,7 @@ fn answer_once(
                 if failure.is_some() || interrupt.is_set() { Flow::Stop } else { Flow::Continue }
             })
             .map_err(from_generate)?;
+        outcome.row_wait = engine.row_wait().saturating_sub(row_wait);
         if let Some(error) = failure {
             return Err(CliError::output(error));
         }
@@ -234,6 +239,8 @@ struct Outcome {
     prompt_tokens: usize,
     sync: SyncReport,
     answer: Option<Answer>,
+    /// Waits for rows while generating.
+    row_wait: Duration,
 }
 
 impl Outcome {
@@ -246,6 +253,7 @@ impl Outcome {
             generated_tokens: answer.map_or(0, |a| a.tokens.len() as u64),
             decode_passes: answer.map_or(0, |a| a.passes),
             decode: answer.map_or(Duration::ZERO, |a| a.elapsed),
+            decode_row_wait: self.row_wait,
         };
         let stats = RunStats::collect(engine, ctx, &timings);
         if answer.is_some() {

@@ -2,6 +2,8 @@
 //! Never computes and never parses. Surprising fact: nothing large is allocated before the plan is made and accepted.
 
 mod checked_runner;
+pub mod doctor;
+pub mod forecast;
 pub mod metadata;
 pub mod observe;
 pub mod options;
@@ -18,6 +20,7 @@ use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use cache_policy::plan::{Plan, PlanError};
 use cache_policy::{ClassShape, TraceHeader, UnknownPolicy};
@@ -40,6 +43,7 @@ use crate::sys::{self, SysError};
 use crate::text::tokenizer::{Tokenizer, TokenizerError};
 use crate::units::{Bytes, ExpertKey};
 use checked_runner::CheckedRunner;
+use forecast::Forecast;
 use metadata::FileMetadata;
 use options::EngineOptions;
 use passes::Passes;
@@ -132,6 +136,7 @@ pub struct Engine {
     passes: Arc<Passes>,
     /// Experts and bytes that a preload has read.
     preloaded: (u64, Bytes),
+    forecast: Forecast,
 }
 
 impl Engine {
@@ -151,6 +156,7 @@ impl Engine {
             Arc::new(CpuBackend::new(threads, options.arithmetic, options.simd.unwrap_or_else(SimdLevel::detect))?);
         backend.reserve(&prepared.products);
         let loaded = load_weights(&prepared, options.is_streaming, threads, progress)?;
+        let forecast = Forecast::of(&prepared).with_memory(backend.memory_gb_per_s(loaded.all()));
         let source = FileWeights::new(&prepared.file, Arc::clone(&loaded));
         let model = models::load(&FileMetadata(prepared.file.metadata()), Arc::clone(&backend), &source)
             .map_err(|e| EngineError::from(e).inside(prepared.file.path()))?;
@@ -166,7 +172,7 @@ impl Engine {
             let resident = ResidentExperts::new(loaded, layers, routes.clone()).ok_or(EngineError::ExpertTensors)?;
             (Arc::new(resident), None)
         };
-        Ok(Self { prepared, backend, model, experts, cache, routes, passes: Arc::default(), preloaded })
+        Ok(Self { prepared, backend, model, experts, cache, routes, passes: Arc::default(), preloaded, forecast })
     }
 
     /// A fresh sequence with the planned context.
@@ -281,6 +287,16 @@ impl Engine {
     /// The row tables, when the model has some.
     pub fn rows(&self) -> Option<&RowTables> {
         self.prepared.rows.as_deref()
+    }
+
+    /// How fast this run can be.
+    pub fn forecast(&self) -> &Forecast {
+        &self.forecast
+    }
+
+    /// Time that passes have waited for rows so far.
+    pub fn row_wait(&self) -> Duration {
+        self.rows().map_or(Duration::ZERO, |rows| Duration::from_nanos(rows.counters().wait_ns.get()))
     }
 
     /// Experts and bytes read by the preload.

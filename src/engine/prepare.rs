@@ -22,7 +22,7 @@ use crate::storage::gguf::GgufFile;
 use crate::storage::identity::ModelIdentity;
 use crate::storage::layout::{LayerExperts, Layout};
 use crate::storage::probe::{DriveRates, ProbeChoice, ProbeError, drive_rates};
-use crate::storage::reader::{Alignment, Reader, ReaderOptions, open_reader};
+use crate::storage::reader::{Alignment, DirectChoice, Reader, ReaderOptions, open_reader};
 use crate::storage::row_table::{RowTables, WINDOW_BLOCKS};
 use crate::storage::weights::TensorExtent;
 use crate::sys;
@@ -76,6 +76,18 @@ impl Prepared {
     }
 }
 
+impl Prepared {
+    /// The plan for the same file under `options` that differ in budget, preload or streaming only.
+    ///
+    /// # Errors
+    /// The planner's refusals.
+    pub fn plan_again(&self, options: &EngineOptions) -> Result<Plan, EngineError> {
+        let device = matmul::scratch_bytes(options.arithmetic, &self.products);
+        let runner = (&self.runner, device);
+        make_plan(options, self.config.as_ref(), &self.layout, &self.classes, runner, self.rows.as_deref())
+    }
+}
+
 /// Looks into the file and plans.
 ///
 /// # Errors
@@ -89,18 +101,21 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
     let tokenizer = read_tokenizer(&file).map_err(inside)?;
     let mut notices = Vec::new();
     let runner = runner_options(options, config.as_ref(), &mut notices);
-    let (reader, drive) = open_drive(options, &layout, &mut notices)?;
-    notices.extend(reader.notices().iter().map(ToString::to_string));
-    let rows = match layout.tables.is_empty() {
-        true => None,
-        false => Some(Arc::new(RowTables::new(Arc::clone(&reader), &layout.tables, WINDOW_BLOCKS)?)),
-    };
-    // Resident experts are loaded unpadded; only reads into slots need room for alignment.
-    let alignment = if options.is_streaming { reader.alignment() } else { Alignment::NONE };
-    let classes = size_classes(&layout.experts, alignment)?;
+    let (tuning, drive) = tune(options, &layout, &mut notices)?;
     let products = product_shapes(&file, config.as_ref(), &runner);
     let device = matmul::scratch_bytes(options.arithmetic, &products);
-    let plan = make_plan(options, config.as_ref(), &layout, &classes, (&runner, device), rows.as_deref())?;
+    let wire = |reader| wire(options, config.as_ref(), &layout, (&runner, device), reader);
+    let mut wired = wire(match &options.reader {
+        Some(reader) => Arc::clone(reader),
+        None => open_reader(&options.model, &tuning)?,
+    })?;
+    if let Some(reason) = cached_reads(options, &layout, &wired) {
+        let tuning = ReaderOptions { direct: DirectChoice::Off, ..tuning };
+        wired = wire(open_reader(&options.model, &tuning)?)?;
+        notices.push(reason);
+    }
+    let Wired { reader, rows, classes, plan } = wired;
+    notices.extend(reader.notices().iter().map(ToString::to_string));
     Ok(Prepared {
         file,
         layout,
@@ -118,17 +133,15 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
     })
 }
 
-/// The reader of the model file, tuned to its drive, and what the drive gives. Nothing is measured for a run that reads nothing.
-fn open_drive(
+/// How to read the model file on its drive, and what the drive gives. Nothing is measured for a run that reads nothing.
+fn tune(
     options: &EngineOptions,
     layout: &Layout,
     notices: &mut Vec<String>,
-) -> Result<(Arc<dyn Reader>, Option<DriveRates>), EngineError> {
-    if let Some(reader) = &options.reader {
-        return Ok((Arc::clone(reader), None));
-    }
+) -> Result<(ReaderOptions, Option<DriveRates>), EngineError> {
     let base = ReaderOptions { io: options.io, direct: options.direct, ..ReaderOptions::default() };
-    let choice = if options.is_streaming || !layout.tables.is_empty() { options.probe } else { ProbeChoice::Off };
+    let reads = options.is_streaming || !layout.tables.is_empty();
+    let choice = if reads && options.reader.is_none() { options.probe } else { ProbeChoice::Off };
     let rates = match drive_rates(&options.model, &base, choice, &options.probe_memory) {
         Ok(Some(probed)) => {
             notices.extend(probed.notice);
@@ -141,8 +154,50 @@ fn open_drive(
             None
         }
     };
-    let tuned = rates.as_ref().map_or(base, |rates| rates.tune(&base));
-    Ok((open_reader(&options.model, &tuned)?, rates))
+    Ok((rates.as_ref().map_or(base, |rates| rates.tune(&base)), rates))
+}
+
+/// What depends on how the file is read.
+struct Wired {
+    reader: Arc<dyn Reader>,
+    rows: Option<Arc<RowTables>>,
+    classes: Vec<SizeClass>,
+    plan: Plan,
+}
+
+fn wire(
+    options: &EngineOptions,
+    config: &dyn ModelConfig,
+    layout: &Layout,
+    runner: (&RunnerOptions, u64),
+    reader: Arc<dyn Reader>,
+) -> Result<Wired, EngineError> {
+    let rows = match layout.tables.is_empty() {
+        true => None,
+        false => Some(Arc::new(RowTables::new(Arc::clone(&reader), &layout.tables, WINDOW_BLOCKS)?)),
+    };
+    // Resident experts are loaded unpadded; only reads into slots need room for alignment.
+    let alignment = if options.is_streaming { reader.alignment() } else { Alignment::NONE };
+    let classes = size_classes(&layout.experts, alignment)?;
+    let plan = make_plan(options, config, layout, &classes, runner, rows.as_deref())?;
+    Ok(Wired { reader, rows, classes, plan })
+}
+
+/// Why reads should go through the page cache though they need not: everything that they may ask for fits in memory beside the plan,
+/// so the system keeps it, also for the next start.
+fn cached_reads(options: &EngineOptions, layout: &Layout, wired: &Wired) -> Option<String> {
+    let experts = |l: &LayerExperts| l.experts as u64 * (l.gate.slice_bytes + l.up.slice_bytes + l.down.slice_bytes);
+    let streamed = if options.is_streaming { layout.experts.iter().map(experts).sum() } else { 0u64 };
+    let tables: u64 = layout.tables.iter().map(|t| t.rows.saturating_mul(u64::from(t.row_bytes))).sum();
+    let (asked, free) = (streamed.saturating_add(tables), wired.plan.spare.0);
+    let is_ours = options.reader.is_none() && options.direct == DirectChoice::Auto && wired.reader.is_direct();
+    (is_ours && asked > 0 && asked <= free).then(|| {
+        format!(
+            "reads go through the page cache: the {} that they may ask for fit in the {} that the plan leaves (--direct on bypasses it)",
+            Bytes(asked),
+            Bytes(free)
+        )
+    })
 }
 
 /// The tokenizer of a file and its architecture, without looking at anything else.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::engine::Engine;
+use crate::engine::forecast::{Achieved, DecodeSums, Forecast};
 use crate::obs::{ReadSnapshot, RowSnapshot};
 use crate::storage::expert_cache::CacheStats;
 use crate::storage::probe::DriveRates;
@@ -23,6 +24,8 @@ pub struct Timings {
     /// Passes of one token, and their time.
     pub decode_passes: u64,
     pub decode: Duration,
+    /// Of that, waits for rows (see `Engine::row_wait`).
+    pub decode_row_wait: Duration,
 }
 
 fn rate(count: u64, time: Duration) -> f64 {
@@ -85,6 +88,10 @@ pub struct RunStats {
     pub row_wait_ms: f64,
     pub planned_bytes: u64,
     pub peak_rss_bytes: u64,
+    /// What a token costs and what drive and memory give.
+    pub forecast: Forecast,
+    /// How near decoding came to its bound and what held it; absent before the first decoded token.
+    pub achieved: Option<Achieved>,
     /// What the probe found of the drive; absent where it was not measured.
     pub drive: Option<DriveRates>,
     /// Everything the cache counted; zeros when nothing is streamed.
@@ -104,6 +111,14 @@ impl RunStats {
         let rows = engine.rows().map(|r| r.counters().snapshot()).unwrap_or_default();
         let plan = engine.plan();
         let (preloaded_experts, preload_bytes) = engine.preloaded();
+        let sums = DecodeSums {
+            passes: timings.decode_passes,
+            seconds: timings.decode.as_secs_f64(),
+            missed_bytes: cache.decode.read_bytes,
+            expert_wait_s: cache.decode.wait_ns as f64 / 1e9,
+            row_wait_s: timings.decode_row_wait.as_secs_f64(),
+            slot_wait_s: cache.decode.room_wait_ns as f64 / 1e9,
+        };
         let all_hit = cache.decode.all_hit as f64 / cache.decode.requests.max(1) as f64;
         Self {
             model: engine.prepared.file.path().display().to_string(),
@@ -144,6 +159,8 @@ impl RunStats {
             row_wait_ms: rows.wait_ms,
             planned_bytes: plan.total().0,
             peak_rss_bytes: sys::process_memory().map_or(0, |m| m.peak.0),
+            forecast: *engine.forecast(),
+            achieved: Achieved::of(engine.forecast(), &sums),
             drive: engine.prepared.drive.clone(),
             cache,
             reads,

@@ -126,6 +126,11 @@ impl ResidentWeights {
         &self.arena[start..start + len]
     }
 
+    /// Everything that was loaded, in file order, padding included.
+    pub fn all(&self) -> &[u8] {
+        &self.arena
+    }
+
     /// Number of tensors.
     pub fn tensors(&self) -> usize {
         self.spans.len()

@@ -14,6 +14,7 @@ mod hc_expand;
 mod index_scores;
 mod lanes;
 pub mod matmul;
+pub mod memory_rate;
 mod move_rows;
 mod parts;
 pub mod pool;
@@ -63,6 +64,11 @@ impl CpuBackend {
     /// How activations enter products.
     pub fn arithmetic(&self) -> Arithmetic {
         self.arithmetic
+    }
+
+    /// Bytes that all threads together read a second of `bytes` in memory, in 1e9; `None` when there is too little to tell.
+    pub fn memory_gb_per_s(&self, bytes: &[u8]) -> Option<f64> {
+        memory_rate::read_gb_per_s(&self.pool, bytes)
     }
 
     /// Takes the memory of [`matmul::scratch_bytes`] now, so that `products` never grow it.

@@ -6,9 +6,10 @@ use std::path::Path;
 
 use cache_policy::plan::{Facts, Plan};
 use cache_policy::{ClassShape, TraceHeader};
-use rayon::prelude::*;
 
 use super::budgets::{Budget, Classes};
+use crate::backend::cpu::memory_rate::read_gb_per_s;
+use crate::backend::cpu::pool::Pool;
 use crate::cli::CliError;
 use crate::engine::options::{EngineOptions, Preload};
 use crate::engine::prepare::{Prepared, prepare};
@@ -16,8 +17,8 @@ use crate::sys;
 use crate::units::{Bytes, parse_gigabytes};
 
 const EMBEDDING: &str = "token_embd.weight";
-/// What is read to see how fast memory is: several times any cache, if the machine has that much to spare.
-const MEMORY_PROBE_BYTES: u64 = 1 << 30;
+/// What is read to see how fast memory is.
+const MEMORY_PROBE_BYTES: u64 = 384 << 20;
 
 /// A model file and its plan.
 pub struct ModelFacts {
@@ -126,22 +127,19 @@ fn room_for_experts(plan: &Plan) -> u64 {
     (plan.cache.0 + plan.spare.0).saturating_sub(world / 32)
 }
 
-/// Bytes a second at which all processors together read memory, best of three passes.
+/// Bytes a second at which all processors together read memory: the better of two passes.
 ///
 /// # Errors
-/// When the free memory cannot be told.
+/// When threads cannot be started, or memory is too short to tell.
 pub fn memory_rate() -> Result<f64, CliError> {
     let usable = sys::memory_facts().as_ref().map(Facts::usable).map_err(CliError::failed)?;
-    let words = (MEMORY_PROBE_BYTES.min(usable.0 / 8) / 8).max(1 << 16) as usize;
-    let memory: Vec<u64> = vec![1; words];
-    let part = memory.len().div_ceil(rayon::current_num_threads()).max(1);
-    let mut best = 0.0f64;
-    for _ in 0..3 {
-        let begin = std::time::Instant::now();
-        let sum: u64 = memory.par_chunks(part).map(|words| words.iter().fold(0u64, |a, w| a.wrapping_add(*w))).sum();
-        // Used, so that the reads happen.
-        assert_eq!(std::hint::black_box(sum), memory.len() as u64, "memory changes by itself");
-        best = best.max((8 * memory.len()) as f64 / begin.elapsed().as_secs_f64());
+    let pool = Pool::new(sys::cpu_count()).map_err(CliError::failed)?;
+    let memory = vec![1; usable.0.min(MEMORY_PROBE_BYTES) as usize];
+    let passes = [(); 2].map(|()| read_gb_per_s(&pool, &memory).unwrap_or(0.0));
+    match passes[0].max(passes[1]) {
+        rate if rate > 0.0 => Ok(1e9 * rate),
+        _ => {
+            Err(CliError::failed("there is too little free memory to measure its rate; give --step-ms or --memory-gbs"))
+        }
     }
-    Ok(best)
 }
