@@ -141,6 +141,7 @@ fn record(
     let rules = StopRules::new(tokenizer.eos().into_iter().collect(), Vec::new()).map_err(CliError::usage)?;
     let wanted = GenerateOptions { tokens_max: args.tokens as usize, top_logprobs: 0, want: Want::Last };
     let mut on_piece = |_: &Piece<'_>| if interrupt.is_set() { Flow::Stop } else { Flow::Continue };
+    let row_wait = engine.row_wait();
     let answer = generate(&mut timeline, tokenizer, &mut sampler, rules, &wanted, &mut watcher, &mut on_piece)
         .map_err(from_generate)?;
     if answer.ended == Ended::Caller {
@@ -154,6 +155,7 @@ fn record(
         generated_tokens: answer.tokens.len() as u64,
         decode_passes: answer.passes,
         decode: answer.elapsed,
+        decode_row_wait: engine.row_wait().saturating_sub(row_wait),
     })
 }
 
@@ -162,7 +164,7 @@ fn measured(args: &TuneArgs, engine: &Engine, timings: &Timings) -> Result<Measu
     if timings.decode_passes == 0 {
         return Err(CliError::failed("the model stopped at once, so nothing was decoded; give another prompt"));
     }
-    let waited_s = stats.cache.decode.wait_ns as f64 / 1e9;
+    let waited_s = stats.cache.decode.wait_ns as f64 / 1e9 + timings.decode_row_wait.as_secs_f64();
     let step_s = (timings.decode.as_secs_f64() - waited_s).max(0.0) / timings.decode_passes as f64;
     let (step_s, step_source) = match args.speed.step_ms {
         Some(ms) => (ms / 1e3, "as given"),
