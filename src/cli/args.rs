@@ -159,6 +159,15 @@ pub struct StreamingArgs {
     /// Plan as if this much memory were in use by others
     #[arg(long, value_name = "NGB", allow_hyphen_values = true)]
     pub simulate_used_memory: Option<String>,
+    /// Compare every expert and n-gram row with its checksum as it arrives (made by ds4-gguf checksum)
+    #[arg(long, requires = "ssd_streaming")]
+    pub verify_reads: bool,
+    /// Checksums to compare with [default: the model's name with .ds4sum behind it]
+    #[arg(long, value_name = "FILE", requires = "verify_reads")]
+    pub checksums: Option<PathBuf>,
+    /// Keep n-gram rows that were read before in this much memory
+    #[arg(long, value_name = "NGB")]
+    pub row_cache: Option<String>,
     /// How the drive is read
     #[arg(long, value_enum, default_value_t = IoChoice::Auto, value_name = "NAME")]
     pub io: IoChoice,

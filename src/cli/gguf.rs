@@ -1,9 +1,11 @@
-//! The command line of `ds4-gguf`: inspect, convert, quantize, imatrix, compare.
+//! The command line of `ds4-gguf`: inspect, convert, quantize, imatrix, synth, checksum, compare.
 //! Owns flags and what is printed; never touches tensor data itself.
 //! Surprising fact: an interrupted conversion ends through the normal error path, which is what removes its file.
 
+mod checksum;
 mod imatrix;
 mod inspect;
+mod synth;
 
 use std::io::{ErrorKind, Write};
 use std::ops::ControlFlow;
@@ -39,6 +41,10 @@ enum Command {
     Quantize(QuantizeArgs),
     /// Run a model over a text and write an importance file for convert and quantize
     Imatrix(imatrix::ImatrixArgs),
+    /// Write a model file of random weights with the published layout, at any scale
+    Synth(synth::SynthArgs),
+    /// Sum up experts and n-gram rows, for ds4 --verify-reads
+    Checksum(checksum::ChecksumArgs),
     /// Compare two GGUF files tensor by tensor; exit code 1 when they differ
     Compare(CompareArgs),
 }
@@ -115,6 +121,16 @@ enum RecipeName {
     Q2,
 }
 
+impl RecipeName {
+    fn base(self) -> BaseRecipe {
+        match self {
+            RecipeName::Native => BaseRecipe::Native,
+            RecipeName::Q4 => BaseRecipe::Q4,
+            RecipeName::Q2 => BaseRecipe::Q2,
+        }
+    }
+}
+
 /// What `ds4-gguf inspect` prints of a file.
 ///
 /// # Errors
@@ -171,6 +187,8 @@ fn run(command: Command, out: &mut Vec<u8>) -> Result<ExitCode, CliError> {
             Ok(produce("quantize", args.recipe, &args.output, work)?)
         }
         Command::Imatrix(args) => imatrix::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Synth(args) => synth::run(&args),
+        Command::Checksum(args) => checksum::run(&args),
         Command::Compare(args) => {
             let (first, second) = (open(&args.first)?, open(&args.second)?);
             let interrupt = listen()?;
@@ -199,6 +217,15 @@ fn step(meter: &mut Meter, interrupt: &Interrupt, done: u64, total: u64) -> Cont
     if interrupt.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
+/// Limits the threads of this program; called once, before its first parallel step.
+fn use_threads(threads: Option<u16>) {
+    if let Some(threads) = threads {
+        let builder = rayon::ThreadPoolBuilder::new().num_threads(usize::from(threads));
+        // Fails only where a pool exists already, and this is the first use.
+        builder.build_global().expect("the pool is set once, before its first use");
+    }
+}
+
 /// Sets up what convert and quantize share, runs `work`, reports.
 fn produce(
     label: &'static str,
@@ -206,14 +233,9 @@ fn produce(
     args: &OutputArgs,
     work: impl FnOnce(&Options, &mut convert::Watch) -> Result<Summary, ConvertError> + Send,
 ) -> Result<ExitCode, ConvertError> {
-    let base = match recipe {
-        RecipeName::Native => BaseRecipe::Native,
-        RecipeName::Q4 => BaseRecipe::Q4,
-        RecipeName::Q2 => BaseRecipe::Q2,
-    };
     let importance = args.imatrix.as_deref().map(Importance::open).transpose()?;
     let options = Options {
-        recipe: Recipe::base(base).with(&args.set)?,
+        recipe: Recipe::base(recipe.base()).with(&args.set)?,
         importance: importance.as_ref(),
         output: &args.output,
         force: args.force,
@@ -222,11 +244,7 @@ fn produce(
     if importance.is_none() && options.recipe.wants_importance() {
         eprintln!("ds4-gguf: note: types of 2 and 3 bits lose less with an importance file (--imatrix)");
     }
-    if let Some(threads) = args.threads {
-        let builder = rayon::ThreadPoolBuilder::new().num_threads(usize::from(threads));
-        // Fails only where a pool exists already, and this is the first use.
-        builder.build_global().expect("the pool is set once, before its first use");
-    }
+    use_threads(args.threads);
     let interrupt = listen()?;
     let mut meter = Meter::new(label, Unit::Bytes);
     let summary = work(&options, &mut |done, total| step(&mut meter, &interrupt, done, total))?;

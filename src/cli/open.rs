@@ -15,6 +15,7 @@ use crate::cli::{CliError, input};
 use crate::engine::options::{EngineOptions, Preload};
 use crate::engine::prepare::Prepared;
 use crate::engine::{Engine, Step};
+use crate::storage::checksum::sidecar_path;
 use crate::storage::probe::ProbeChoice;
 use crate::storage::reader::{DirectChoice, ReaderChoice};
 use crate::units::{parse_budget, parse_gigabytes};
@@ -37,6 +38,10 @@ pub fn engine_options(cli: &Cli) -> Result<EngineOptions, CliError> {
     cache_policy::by_name(&streaming.cache_policy).map_err(|e| CliError::usage(format!("--cache-policy: {e}")))?;
     let used = streaming.simulate_used_memory.as_deref().map(parse_gigabytes).transpose();
     let simulated_used = used.map_err(|e| CliError::usage(format!("--simulate-used-memory: {e}")))?.unwrap_or_default();
+    let row_cache = streaming.row_cache.as_deref().map(parse_gigabytes).transpose();
+    let row_cache = row_cache.map_err(|e| CliError::usage(format!("--row-cache: {e}")))?.unwrap_or_default();
+    let sidecar = || streaming.checksums.clone().unwrap_or_else(|| sidecar_path(&path));
+    let verify = streaming.verify_reads.then(sidecar);
     let preload = match (streaming.ssd_streaming_cold, streaming.ssd_streaming_preload_experts) {
         (true, _) => Preload::Cold,
         (_, Some(experts)) => Preload::Experts(u64::from(experts)),
@@ -59,6 +64,8 @@ pub fn engine_options(cli: &Cli) -> Result<EngineOptions, CliError> {
             IoChoice::Uring => ReaderChoice::Uring,
             IoChoice::Pread => ReaderChoice::Pread,
         },
+        verify,
+        row_cache,
         direct: match streaming.direct {
             DirectFlag::Auto => DirectChoice::Auto,
             DirectFlag::On => DirectChoice::On,

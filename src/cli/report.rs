@@ -13,12 +13,22 @@ pub fn lines(stats: &RunStats) -> Vec<String> {
     }
     if stats.rows.submissions > 0 {
         lines.push(format!(
-            "n-gram rows: {} asked, {} read ({}) in {} batches, {:.1} ms waited",
+            "n-gram rows: {} asked, {} in the row cache, {} read ({}) in {} batches, {:.1} ms waited",
             stats.rows.rows_asked,
+            stats.rows.rows_cached,
             stats.rows.rows_read,
             Bytes(stats.row_read_bytes),
             stats.row_submissions,
             stats.row_wait_ms
+        ));
+    }
+    if let Some(verify) = &stats.verify {
+        lines.push(format!(
+            "checksums: {} reads fitted ({}), {} mismatches, {} of them gone in a second read",
+            verify.reads,
+            Bytes(verify.bytes),
+            verify.mismatches,
+            verify.repaired
         ));
     }
     lines.extend(stats.achieved.as_ref().map(ToString::to_string));

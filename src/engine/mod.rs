@@ -5,6 +5,7 @@ mod checked_runner;
 pub mod doctor;
 pub mod forecast;
 pub mod metadata;
+mod model_identity;
 pub mod observe;
 pub mod options;
 pub mod passes;
@@ -32,6 +33,8 @@ use crate::backend::{Backend, BackendError};
 use crate::models::metadata::ConfigError;
 use crate::models::supply::{ExpertSupply, RowSupply};
 use crate::models::{self, Model, ModelError, ModelRunner, RunnerOptions};
+use crate::obs::VerifyCounters;
+use crate::storage::checksum::ChecksumError;
 use crate::storage::expert_cache::{self, CacheError, CacheParts, ExpertCache};
 use crate::storage::gguf::{GgufError, MetadataError};
 use crate::storage::identity::ModelIdentity;
@@ -72,6 +75,10 @@ pub enum EngineError {
     Reader(#[from] OpenError),
     #[error(transparent)]
     Rows(#[from] RowError),
+    #[error(transparent)]
+    Checksums(#[from] ChecksumError),
+    #[error("--row-cache {budget}: {reason}")]
+    RowCache { budget: Bytes, reason: &'static str },
     #[error(transparent)]
     System(#[from] SysError),
     #[error(transparent)]
@@ -287,6 +294,11 @@ impl Engine {
     /// The row tables, when the model has some.
     pub fn rows(&self) -> Option<&RowTables> {
         self.prepared.rows.as_deref()
+    }
+
+    /// The counters of checksums, when reads are compared with them.
+    pub fn verify(&self) -> Option<&VerifyCounters> {
+        self.prepared.verify.as_deref()
     }
 
     /// How fast this run can be.

@@ -56,6 +56,10 @@ pub struct EngineOptions {
     /// Memory to treat as used by others.
     pub simulated_used: Bytes,
     pub io: ReaderChoice,
+    /// Compares every expert and row with the checksums in this sidecar.
+    pub verify: Option<PathBuf>,
+    /// Memory for rows of the n-gram tables that were read before; 0 for none.
+    pub row_cache: Bytes,
     /// Whether reads of the drive bypass the page cache.
     pub direct: DirectChoice,
     /// Whether the drive is measured at the start.
@@ -83,6 +87,8 @@ impl EngineOptions {
             preload: Preload::Auto,
             simulated_used: Bytes(0),
             io: ReaderChoice::Auto,
+            verify: None,
+            row_cache: Bytes(0),
             direct: DirectChoice::Auto,
             probe: ProbeChoice::Auto,
             probe_memory: Memory::of_user(),

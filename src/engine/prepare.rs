@@ -3,27 +3,27 @@
 //! process and not as a surprise.
 
 use std::collections::HashMap;
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use cache_policy::plan::{self, ClassRequest, Plan, Request};
 use cache_policy::policies::{MakePolicy, by_name};
-use cache_policy::{TraceHeader, TraceLayer};
 
 use crate::backend::cpu::matmul::{self, ProductShape};
 use crate::engine::EngineError;
 use crate::engine::metadata::{FileMetadata, vocabulary};
 use crate::engine::options::{CHUNK_DEFAULT, CTX_DEFAULT_MAX, EngineOptions, PRELOAD_AUTO_MAX, Preload};
 use crate::models::{self, ModelConfig, Product, RunnerOptions};
+use crate::obs::VerifyCounters;
 use crate::quant::QuantType;
+use crate::storage::checksum::Checksums;
 use crate::storage::expert_cache::{SizeClass, size_classes};
 use crate::storage::gguf::GgufFile;
-use crate::storage::identity::ModelIdentity;
 use crate::storage::layout::{LayerExperts, Layout};
 use crate::storage::probe::{DriveRates, ProbeChoice, ProbeError, drive_rates};
 use crate::storage::reader::{Alignment, DirectChoice, Reader, ReaderOptions, open_reader};
 use crate::storage::row_table::{RowTables, WINDOW_BLOCKS};
+use crate::storage::verify::VerifyingReader;
 use crate::storage::weights::TensorExtent;
 use crate::sys;
 use crate::text::tokenizer::Tokenizer;
@@ -46,34 +46,11 @@ pub struct Prepared {
     pub(super) policy: MakePolicy,
     pub(super) reader: Arc<dyn Reader>,
     pub(super) rows: Option<Arc<RowTables>>,
+    pub(super) verify: Option<Arc<VerifyCounters>>,
+    /// Memory that comparing reads takes.
+    verify_bytes: u64,
     /// Experts by size, in the order of the plan's classes.
     pub classes: Vec<SizeClass>,
-}
-
-impl Prepared {
-    /// What a trace says about this model.
-    ///
-    /// # Errors
-    /// A model file that cannot be read.
-    pub fn trace_header(&self) -> io::Result<TraceHeader> {
-        let (_, _, top_k) = self.config.expert_shape();
-        let layer = |l: &LayerExperts| TraceLayer {
-            layer: l.layer,
-            experts: l.experts,
-            top_k: top_k as u16,
-            expert_bytes: l.expert_bytes(),
-        };
-        Ok(TraceHeader { model: self.identity()?.0, layers: self.layout.experts.iter().map(layer).collect() })
-    }
-
-    /// What tells this model file from any other.
-    ///
-    /// # Errors
-    /// A model file that cannot be read, or is no longer the one that was opened.
-    pub fn identity(&self) -> io::Result<ModelIdentity> {
-        let (_, _, top_k) = self.config.expert_shape();
-        ModelIdentity::of(&self.file, self.config.arch(), &self.layout.experts, top_k as u64)
-    }
 }
 
 impl Prepared {
@@ -84,7 +61,14 @@ impl Prepared {
     pub fn plan_again(&self, options: &EngineOptions) -> Result<Plan, EngineError> {
         let device = matmul::scratch_bytes(options.arithmetic, &self.products);
         let runner = (&self.runner, device);
-        make_plan(options, self.config.as_ref(), &self.layout, &self.classes, runner, self.rows.as_deref())
+        make_plan(
+            options,
+            self.config.as_ref(),
+            &self.layout,
+            &self.classes,
+            runner,
+            (self.rows.as_deref(), self.verify_bytes),
+        )
     }
 }
 
@@ -104,7 +88,9 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
     let (tuning, drive) = tune(options, &layout, &mut notices)?;
     let products = product_shapes(&file, config.as_ref(), &runner);
     let device = matmul::scratch_bytes(options.arithmetic, &products);
-    let wire = |reader| wire(options, config.as_ref(), &layout, (&runner, device), reader);
+    let sums =
+        options.verify.as_ref().map(|sidecar| Checksums::open(sidecar, &file, &layout)).transpose()?.map(Arc::new);
+    let wire = |reader| wire(options, config.as_ref(), &layout, (&runner, device), reader, sums.as_ref());
     let mut wired = wire(match &options.reader {
         Some(reader) => Arc::clone(reader),
         None => open_reader(&options.model, &tuning)?,
@@ -114,7 +100,7 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
         wired = wire(open_reader(&options.model, &tuning)?)?;
         notices.push(reason);
     }
-    let Wired { reader, rows, classes, plan } = wired;
+    let Wired { reader, rows, classes, plan, verify, verify_bytes } = wired;
     notices.extend(reader.notices().iter().map(ToString::to_string));
     Ok(Prepared {
         file,
@@ -129,9 +115,14 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
         policy,
         reader,
         rows,
+        verify,
+        verify_bytes,
         classes,
     })
 }
+
+/// Memory below which the drive is not measured: three times what the measurement takes, since no plan has been made yet.
+const PROBE_ROOM_MIN: Bytes = Bytes::mib(128);
 
 /// How to read the model file on its drive, and what the drive gives. Nothing is measured for a run that reads nothing.
 fn tune(
@@ -141,7 +132,14 @@ fn tune(
 ) -> Result<(ReaderOptions, Option<DriveRates>), EngineError> {
     let base = ReaderOptions { io: options.io, direct: options.direct, ..ReaderOptions::default() };
     let reads = options.is_streaming || !layout.tables.is_empty();
-    let choice = if reads && options.reader.is_none() { options.probe } else { ProbeChoice::Off };
+    let mut choice = if reads && options.reader.is_none() { options.probe } else { ProbeChoice::Off };
+    let room = sys::memory_facts()?.usable();
+    if choice != ProbeChoice::Off && room < PROBE_ROOM_MIN {
+        notices.push(format!(
+            "note: {room} of memory is free, too little to measure the drive; reading with the built-in depth"
+        ));
+        choice = ProbeChoice::Off;
+    }
     let rates = match drive_rates(&options.model, &base, choice, &options.probe_memory) {
         Ok(Some(probed)) => {
             notices.extend(probed.notice);
@@ -163,6 +161,8 @@ struct Wired {
     rows: Option<Arc<RowTables>>,
     classes: Vec<SizeClass>,
     plan: Plan,
+    verify: Option<Arc<VerifyCounters>>,
+    verify_bytes: u64,
 }
 
 fn wire(
@@ -171,16 +171,35 @@ fn wire(
     layout: &Layout,
     runner: (&RunnerOptions, u64),
     reader: Arc<dyn Reader>,
+    sums: Option<&Arc<Checksums>>,
 ) -> Result<Wired, EngineError> {
-    let rows = match layout.tables.is_empty() {
-        true => None,
-        false => Some(Arc::new(RowTables::new(Arc::clone(&reader), &layout.tables, WINDOW_BLOCKS)?)),
+    let (reader, verify, verify_bytes) = match sums {
+        None => (reader, None, 0),
+        Some(sums) => {
+            let checked = VerifyingReader::new(reader, layout, Arc::clone(sums))?;
+            let (counters, bytes) = (checked.verify_counters(), checked.memory_bytes_max());
+            (Arc::new(checked) as Arc<dyn Reader>, Some(counters), bytes)
+        }
     };
+    let rows = row_tables(&reader, layout, options.row_cache)?;
     // Resident experts are loaded unpadded; only reads into slots need room for alignment.
     let alignment = if options.is_streaming { reader.alignment() } else { Alignment::NONE };
     let classes = size_classes(&layout.experts, alignment)?;
-    let plan = make_plan(options, config, layout, &classes, runner, rows.as_deref())?;
-    Ok(Wired { reader, rows, classes, plan })
+    let plan = make_plan(options, config, layout, &classes, runner, (rows.as_deref(), verify_bytes))?;
+    Ok(Wired { reader, rows, classes, plan, verify, verify_bytes })
+}
+
+/// The tables of the file, if it has some.
+fn row_tables(reader: &Arc<dyn Reader>, layout: &Layout, budget: Bytes) -> Result<Option<Arc<RowTables>>, EngineError> {
+    let refuse = |reason| Err(EngineError::RowCache { budget, reason });
+    if layout.tables.is_empty() {
+        return if budget.0 > 0 { refuse("the model has no n-gram tables; drop the flag") } else { Ok(None) };
+    }
+    let tables = RowTables::new(Arc::clone(reader), &layout.tables, WINDOW_BLOCKS)?.with_cache(budget);
+    if budget.0 > 0 && tables.cache_bytes() == 0 {
+        return refuse("too small for a few rows; use 0.001GB or more");
+    }
+    Ok(Some(Arc::new(tables)))
 }
 
 /// Why reads should go through the page cache though they need not: everything that they may ask for fits in memory beside the plan,
@@ -237,10 +256,13 @@ pub(super) fn product_shapes(file: &GgufFile, config: &dyn ModelConfig, runner: 
     config.products(runner).into_iter().filter_map(shape).collect()
 }
 
-/// Most row-table memory of one pass: all rows of a chunk. The columns of a token are not known here, so the count comes from the
+/// Most row-table memory of one pass: all rows of a chunk, and the rows that are kept. The columns of a token are not known here, so the count comes from the
 /// bytes that the model says a token asks for.
 fn staging(runner: &RunnerOptions, config: &dyn ModelConfig, rows: Option<&RowTables>) -> u64 {
-    rows.map_or(0, |tables| tables.batch_bytes_max((runner.chunk * config.rows_per_token()) as u64))
+    rows.map_or(0, |tables| {
+        let batch = tables.batch_bytes_max((runner.chunk * config.rows_per_token()) as u64);
+        batch.saturating_add(tables.cache_bytes())
+    })
 }
 
 fn make_plan(
@@ -249,7 +271,7 @@ fn make_plan(
     layout: &Layout,
     classes: &[SizeClass],
     (runner, device): (&RunnerOptions, u64),
-    rows: Option<&RowTables>,
+    (rows, verify_bytes): (Option<&RowTables>, u64),
 ) -> Result<Plan, EngineError> {
     let mut facts = sys::memory_facts()?;
     facts.simulated_used = options.simulated_used;
@@ -262,7 +284,7 @@ fn make_plan(
         ctx: runner.ctx as u64,
         kv: Bytes(bytes.kv),
         scratch: Bytes(bytes.scratch.saturating_add(device)),
-        staging: Bytes(staging(runner, config, rows)),
+        staging: Bytes(staging(runner, config, rows).saturating_add(verify_bytes)),
         prefill_reserve: Bytes(0),
         classes: requests,
         top_k: top_k as u64,

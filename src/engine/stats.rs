@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::engine::Engine;
 use crate::engine::forecast::{Achieved, DecodeSums, Forecast};
-use crate::obs::{ReadSnapshot, RowSnapshot};
+use crate::obs::{ReadSnapshot, RowSnapshot, VerifyCounters, VerifySnapshot};
 use crate::storage::expert_cache::CacheStats;
 use crate::storage::probe::DriveRates;
 use crate::sys;
@@ -100,6 +100,8 @@ pub struct RunStats {
     pub reads: ReadSnapshot,
     /// Everything the row tables counted.
     pub rows: RowSnapshot,
+    /// What checksums found; absent when reads are not compared.
+    pub verify: Option<VerifySnapshot>,
 }
 
 impl RunStats {
@@ -165,6 +167,7 @@ impl RunStats {
             cache,
             reads,
             rows,
+            verify: engine.verify().map(VerifyCounters::snapshot),
         }
     }
 }

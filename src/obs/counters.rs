@@ -132,12 +132,16 @@ pub struct RowCounters {
     pub rows_asked: Counter,
     /// Distinct rows that were read.
     pub rows_read: Counter,
+    /// Distinct rows that the row cache had.
+    pub rows_cached: Counter,
     /// Bytes of those rows.
     pub row_bytes: Counter,
     /// Reads they took (rows that lie in one block share one).
     pub row_reads: Counter,
     /// Time callers waited for rows.
     pub wait_ns: Counter,
+    /// Waits that were long enough for a notice.
+    pub stalls: Counter,
     /// Steps that failed for a row.
     pub failed: Counter,
 }
@@ -148,9 +152,11 @@ pub struct RowSnapshot {
     pub submissions: u64,
     pub rows_asked: u64,
     pub rows_read: u64,
+    pub rows_cached: u64,
     pub row_bytes: u64,
     pub row_reads: u64,
     pub wait_ms: f64,
+    pub stalls: u64,
     pub failed: u64,
 }
 
@@ -161,10 +167,58 @@ impl RowCounters {
             submissions: self.submissions.get(),
             rows_asked: self.rows_asked.get(),
             rows_read: self.rows_read.get(),
+            rows_cached: self.rows_cached.get(),
             row_bytes: self.row_bytes.get(),
             row_reads: self.row_reads.get(),
             wait_ms: self.wait_ns.get() as f64 / 1e6,
+            stalls: self.stalls.get(),
             failed: self.failed.get(),
+        }
+    }
+}
+
+/// What checksums found.
+#[derive(Debug, Default)]
+pub struct VerifyCounters {
+    /// Reads that were compared with their checksums and fitted.
+    pub reads: Counter,
+    /// Bytes of those, whole row blocks included.
+    pub bytes: Counter,
+    /// Reads that no checksum covers.
+    pub unchecked: Counter,
+    /// Comparisons that failed.
+    pub mismatches: Counter,
+    /// Reads that fitted when they were repeated.
+    pub repaired: Counter,
+    /// Reads that were refused for good.
+    pub failed: Counter,
+    /// Time that reader threads spent comparing.
+    pub hash_ns: Counter,
+}
+
+/// `VerifyCounters` at one moment.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+pub struct VerifySnapshot {
+    pub reads: u64,
+    pub bytes: u64,
+    pub unchecked: u64,
+    pub mismatches: u64,
+    pub repaired: u64,
+    pub failed: u64,
+    pub hash_ms: f64,
+}
+
+impl VerifyCounters {
+    /// The values now.
+    pub fn snapshot(&self) -> VerifySnapshot {
+        VerifySnapshot {
+            reads: self.reads.get(),
+            bytes: self.bytes.get(),
+            unchecked: self.unchecked.get(),
+            mismatches: self.mismatches.get(),
+            repaired: self.repaired.get(),
+            failed: self.failed.get(),
+            hash_ms: self.hash_ns.get() as f64 / 1e6,
         }
     }
 }

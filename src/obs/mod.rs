@@ -4,6 +4,7 @@
 pub mod counters;
 pub mod latency;
 pub mod snapshot;
+pub mod stall;
 
-pub use counters::{Counter, ReadCounters, ReadSnapshot, RowCounters, RowSnapshot};
+pub use counters::{Counter, ReadCounters, ReadSnapshot, RowCounters, RowSnapshot, VerifyCounters, VerifySnapshot};
 pub use latency::{Latency, LatencySummary};

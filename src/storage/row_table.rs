@@ -1,18 +1,21 @@
 //! Rows of the disk-only tables: sorted, de-duplicated, read in one deep batch, handed out in the order asked. Owns the bounce memory
-//! of a bounded window; never caches a row and never invents one: a row that cannot be read fails the step.
+//! of a bounded window; keeps rows only where a cache is asked for, and never invents one: a row that cannot be read fails the step.
 //! Surprising fact: a large batch runs by itself after `submit`, because each block that lands hands its memory to the next read.
 
+mod cache;
+
 use std::sync::Arc;
-use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
 use crate::obs::RowCounters;
+use crate::obs::stall::Patience;
 use crate::storage::layout::{Extent, TableLayout};
 use crate::storage::reader::{
     BatchId, DestRegion, Lane, ReadClass, ReadError, ReadLabel, ReadRequest, ReadResult, ReadSink, Reader,
 };
-use crate::units::LayerIdx;
+use crate::units::{Bytes, LayerIdx};
+use cache::RowCache;
 
 /// Blocks whose reads may be under way or queued at once: above any drive's depth, and at 8 KiB a block (264-byte rows, 4 KiB
 /// alignment) 8 MiB of bounce memory.
@@ -34,6 +37,8 @@ pub enum RowError {
     Read(ReadError),
     #[error("no memory for {bytes} bytes of row reads ({cause}); use a smaller --prefill-chunk or --ctx")]
     Memory { bytes: usize, cause: String },
+    #[error("no memory for a row cache of {} ({cause}); use a smaller --row-cache", Bytes(*bytes))]
+    CacheMemory { bytes: u64, cause: String },
 }
 
 /// The row tables of one model file.
@@ -45,6 +50,7 @@ pub struct RowTables {
     window_blocks: usize,
     spare: Arc<Mutex<Vec<DestRegion>>>,
     counters: Arc<RowCounters>,
+    cache: Option<Arc<Mutex<RowCache>>>,
 }
 
 impl RowTables {
@@ -68,7 +74,24 @@ impl RowTables {
             window_blocks: window_blocks.clamp(1, WINDOW_BLOCKS),
             spare: Arc::default(),
             counters: Arc::default(),
+            cache: None,
         })
+    }
+
+    /// The same tables with at most `budget` of memory for rows that were read before. A budget below one set of rows keeps none.
+    pub fn with_cache(mut self, budget: Bytes) -> Self {
+        let row_bytes = self.tables.iter().map(|t| t.row_bytes as usize).max().unwrap_or(0);
+        let rows = self.tables.iter().fold(0u64, |sum, t| sum.saturating_add(t.rows)).min(1 << 48);
+        // Keys hold 48 bits of a row; a table of more is kept out of the cache altogether.
+        let fits = row_bytes > 0 && self.tables.iter().all(|t| t.rows < 1 << 48);
+        let cache = if fits { RowCache::new(budget.0, row_bytes, rows) } else { None };
+        self.cache = cache.map(|cache| Arc::new(Mutex::new(cache)));
+        self
+    }
+
+    /// Memory of the cache, for the memory plan; taken at the first read.
+    pub fn cache_bytes(&self) -> u64 {
+        self.cache.as_ref().map_or(0, |cache| cache.lock().bytes())
     }
 
     /// The tables, in the order in which `submit` and `wait` number them.
@@ -94,22 +117,30 @@ impl RowTables {
     pub fn submit(&self, rows_by_table: &[Vec<u64>]) -> Result<RowTicket, RowError> {
         assert_eq!(rows_by_table.len(), self.tables.len(), "rows for each table");
         let mut plan = Plan::default();
-        for (index, (table, rows)) in self.tables.iter().zip(rows_by_table).enumerate() {
-            plan.add_table(index, table, rows, u64::from(self.reader.alignment().offset))?;
+        let mut cache = self.cache.as_ref().map(|cache| cache.lock());
+        if let Some(cache) = &mut cache {
+            cache.allocate()?;
         }
+        for (index, (table, rows)) in self.tables.iter().zip(rows_by_table).enumerate() {
+            let align = u64::from(self.reader.alignment().offset);
+            plan.add_table(index, table, rows, align, cache.as_deref_mut())?;
+        }
+        drop(cache);
         self.counters.submissions.increment();
         self.counters.rows_asked.add(rows_by_table.iter().map(|rows| rows.len() as u64).sum());
         self.counters.row_reads.add(plan.blocks.len() as u64);
         for (table, asked) in self.tables.iter().zip(&plan.asked) {
-            self.counters.rows_read.add(asked.distinct as u64);
-            self.counters.row_bytes.add(asked.distinct as u64 * u64::from(table.row_bytes));
+            let read = (asked.distinct - asked.cached) as u64;
+            self.counters.rows_read.add(read);
+            self.counters.rows_cached.add(asked.cached as u64);
+            self.counters.row_bytes.add(read * u64::from(table.row_bytes));
         }
 
         let mut bounce = self.take_bounce()?;
         let first_wave = plan.blocks.len().min(self.window_blocks);
         let state = BatchState {
-            packed: plan.packed_memory(&self.tables)?,
-            rows_left: plan.asked.iter().map(|asked| asked.distinct).collect(),
+            packed: std::mem::take(&mut plan.packed),
+            rows_left: plan.asked.iter().map(|asked| asked.distinct - asked.cached).collect(),
             next_block: first_wave,
             error: None,
             abandoned: false,
@@ -117,6 +148,7 @@ impl RowTables {
         let batch = Arc::new(Batch {
             tables: Arc::clone(&self.tables),
             plan,
+            cache: self.cache.clone(),
             state: Mutex::new(state),
             progress: Condvar::new(),
         });
@@ -160,6 +192,8 @@ struct Asked {
     /// For each row asked, its place among the distinct rows.
     place: Vec<u32>,
     distinct: usize,
+    /// Of those, rows that the cache had.
+    cached: usize,
 }
 
 #[derive(Debug, Default)]
@@ -171,10 +205,19 @@ struct Plan {
     rows_at: Vec<usize>,
     /// By table, then file offset: the first table is needed first.
     blocks: Vec<Block>,
+    /// `[distinct rows, row_bytes]` of each table; rows of the cache are in.
+    packed: Vec<Vec<u8>>,
 }
 
 impl Plan {
-    fn add_table(&mut self, index: usize, table: &TableLayout, rows: &[u64], align: u64) -> Result<(), RowError> {
+    fn add_table(
+        &mut self,
+        index: usize,
+        table: &TableLayout,
+        rows: &[u64],
+        align: u64,
+        mut cache: Option<&mut RowCache>,
+    ) -> Result<(), RowError> {
         if let Some(&row) = rows.iter().find(|&&row| row >= table.rows) {
             return Err(RowError::OutOfRange { layer: table.layer, row, rows: table.rows });
         }
@@ -189,9 +232,18 @@ impl Plan {
             place[asked as usize] = (self.rows.len() - at - 1) as u32;
         }
         let distinct = self.rows.len() - at;
+        let mut packed = packed_memory(distinct * table.row_bytes as usize)?;
+        let mut cached = 0;
         let mut open: Option<Block> = None;
-        for i in 0..distinct {
-            let row = table.row(self.rows[at + i]);
+        for (i, out) in packed.chunks_exact_mut(table.row_bytes as usize).enumerate() {
+            let number = self.rows[at + i];
+            if cache.as_mut().is_some_and(|cache| cache.get(index, number, out)) {
+                cached += 1;
+                // A block is a run of rows that are not at hand.
+                self.blocks.extend(open.take());
+                continue;
+            }
+            let row = table.row(number);
             match &mut open {
                 // A row that the aligned read brings anyway costs no read of its own.
                 Some(block) if row.offset + row.len <= aligned_end(block.extent, align) => {
@@ -206,21 +258,18 @@ impl Plan {
         }
         self.blocks.extend(open);
         self.rows_at.push(at);
-        self.asked.push(Asked { place, distinct });
+        self.asked.push(Asked { place, distinct, cached });
+        self.packed.push(packed);
         Ok(())
     }
+}
 
-    /// Memory for the distinct rows of each table, taken without aborting when there is none.
-    fn packed_memory(&self, tables: &[TableLayout]) -> Result<Vec<Vec<u8>>, RowError> {
-        let memory = |(table, asked): (&TableLayout, &Asked)| {
-            let bytes = asked.distinct * table.row_bytes as usize;
-            let mut packed = Vec::new();
-            packed.try_reserve_exact(bytes).map_err(|e| RowError::Memory { bytes, cause: e.to_string() })?;
-            packed.resize(bytes, 0);
-            Ok(packed)
-        };
-        tables.iter().zip(&self.asked).map(memory).collect()
-    }
+/// Memory for the distinct rows of a table, taken without aborting when there is none.
+fn packed_memory(bytes: usize) -> Result<Vec<u8>, RowError> {
+    let mut packed = Vec::new();
+    packed.try_reserve_exact(bytes).map_err(|e| RowError::Memory { bytes, cause: e.to_string() })?;
+    packed.resize(bytes, 0);
+    Ok(packed)
 }
 
 fn aligned_end(extent: Extent, align: u64) -> u64 {
@@ -242,6 +291,7 @@ struct BatchState {
 struct Batch {
     tables: Arc<[TableLayout]>,
     plan: Plan,
+    cache: Option<Arc<Mutex<RowCache>>>,
     state: Mutex<BatchState>,
     progress: Condvar,
 }
@@ -270,12 +320,17 @@ impl ReadSink for Batch {
         let (table, first_row, rows) = (table as usize, first_row as usize, rows as usize);
         let layout = &self.tables[table];
         let row_bytes = layout.row_bytes as usize;
+        let mut cache = self.cache.as_ref().map(|cache| cache.lock());
         for i in first_row..first_row + rows {
             let row = self.plan.rows[self.plan.rows_at[table] + i];
             let from = (layout.row(row).offset - extent.offset) as usize;
             let bytes = &landed.bytes()[from..from + row_bytes];
             state.packed[table][i * row_bytes..(i + 1) * row_bytes].copy_from_slice(bytes);
+            if let Some(cache) = &mut cache {
+                cache.put(table, row, bytes);
+            }
         }
+        drop(cache);
         state.rows_left[table] -= rows;
         if state.rows_left[table] == 0 {
             self.progress.notify_all();
@@ -310,11 +365,12 @@ impl RowTicket {
         assert_eq!(out.len(), place.len() * row_bytes, "room for every row asked of table {table}");
         let mut state = self.batch.state.lock();
         if state.rows_left[table] > 0 && state.error.is_none() {
-            let since = Instant::now();
+            let mut patience = Patience::new("n-gram rows");
             while state.rows_left[table] > 0 && state.error.is_none() {
-                self.batch.progress.wait(&mut state);
+                self.batch.progress.wait_for(&mut state, patience.step());
+                self.counters.stalls.add(u64::from(patience.look()));
             }
-            self.counters.wait_ns.add_ns(since.elapsed());
+            self.counters.wait_ns.add_ns(patience.end());
         }
         if state.rows_left[table] > 0 {
             self.counters.failed.increment();
@@ -361,7 +417,7 @@ mod tests {
     fn plan(rows: &[u64], align: u64) -> Plan {
         let table = TableLayout { layer: LayerIdx(1), offset: 1000, row_bytes: 264, rows: 1_000_000 };
         let mut plan = Plan::default();
-        plan.add_table(0, &table, rows, align).unwrap();
+        plan.add_table(0, &table, rows, align, None).unwrap();
         plan
     }
 

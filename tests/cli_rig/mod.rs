@@ -83,6 +83,7 @@ fn is_known(line: &str) -> bool {
         "expert reads: ",
         "waited for the drive: ",
         "n-gram rows: ",
+        "checksums: ",
         "loading weights: ",
         "preloading experts: ",
         "io_uring is refused",

@@ -184,18 +184,23 @@ fn derive(config: &Config, geometry: &Geometry, tokenizer: &Path) -> Result<Deri
     let pad_id = pad.ok_or_else(|| fail(format!("pad token {} is not in the vocabulary", geometry.pad_token)))?;
     let columns = (geometry.ngram_max as usize - 1) * geometry.heads as usize;
     let primes = primes_from(u64::from(base)).take(columns * geometry.layers.len()).collect();
-    let bound = (i64::MAX as u64 / distinct) / 2;
-    let mut multipliers = Vec::new();
-    for layer in &geometry.layers {
-        let mut rng = Pcg64::seeded(10_007 * u64::from(*layer));
-        multipliers.extend((0..geometry.ngram_max).map(|_| rng.below(bound) * 2 + 1));
-    }
+    let multipliers = multipliers(&geometry.layers, geometry.ngram_max, distinct);
     Ok(Derived { token_map, pad_id, primes, multipliers })
+}
+
+/// Odd factors of the hash, `[layers, look-backs]`, for a vocabulary of `distinct` normalised tokens.
+pub(in crate::storage) fn multipliers(layers: &[u32], ngram_max: u32, distinct: u64) -> Vec<u64> {
+    let bound = (i64::MAX as u64 / distinct) / 2;
+    let of_layer = |layer: &u32| {
+        let mut rng = Pcg64::seeded(10_007 * u64::from(*layer));
+        (0..ngram_max).map(|_| rng.below(bound) * 2 + 1).collect::<Vec<u64>>()
+    };
+    layers.iter().flat_map(of_layer).collect()
 }
 
 /// Primes not below `base`, ascending. The rule restarts at `base` for every n-gram size and skips used primes, which
 /// is the same sequence.
-fn primes_from(base: u64) -> impl Iterator<Item = u64> {
+pub(in crate::storage) fn primes_from(base: u64) -> impl Iterator<Item = u64> {
     let is_prime = |n: &u64| *n >= 2 && (2..).take_while(|d| d * d <= *n).all(|d| !n.is_multiple_of(d));
     (base..).filter(is_prime)
 }

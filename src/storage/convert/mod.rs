@@ -6,10 +6,10 @@
 mod checkpoint;
 mod compare;
 mod dialect;
-mod engram;
+pub(super) mod engram;
 mod error;
 mod importance;
-mod names;
+pub(super) mod names;
 mod part;
 mod pcg64;
 mod pipeline;

@@ -57,7 +57,7 @@ impl TensorClass {
 
 /// Which layers have a tensor (spec 1.2 and 2.3).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Where {
+pub(in crate::storage) enum Where {
     Every,
     /// Layers that make compressed rows.
     KvSource,
@@ -74,11 +74,11 @@ pub(super) enum Where {
 
 /// One line of the table: name after `blk.L.`, name after `layers.L.`, class, layers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Name {
-    pub(super) gguf: &'static str,
-    pub(super) checkpoint: &'static str,
-    pub(super) class: TensorClass,
-    pub(super) layers: Where,
+pub(in crate::storage) struct Name {
+    pub(in crate::storage) gguf: &'static str,
+    pub(in crate::storage) checkpoint: &'static str,
+    pub(in crate::storage) class: TensorClass,
+    pub(in crate::storage) layers: Where,
 }
 
 const fn name(gguf: &'static str, checkpoint: &'static str, class: TensorClass, layers: Where) -> Name {
@@ -88,14 +88,14 @@ const fn name(gguf: &'static str, checkpoint: &'static str, class: TensorClass, 
 use TensorClass::{Attention, Down, Embedding, Fixed, GateUp, Head, Indexer, Mixing, Ngram, Rows, Shared};
 
 /// Tensors outside layers; the names are complete.
-pub(super) const GLOBAL: [Name; 3] = [
+pub(in crate::storage) const GLOBAL: [Name; 3] = [
     name("token_embd.weight", "embed.weight", Embedding, Where::Every),
     name("output_norm.weight", "norm.weight", Fixed, Where::Every),
     name("output.weight", "head.weight", Head, Where::Every),
 ];
 
 /// Tensors of a layer in file order. `#` in a checkpoint name stands for the expert number.
-pub(super) const LAYER: [Name; 36] = [
+pub(in crate::storage) const LAYER: [Name; 36] = [
     name("hc_attn_fn.weight", "hc_attn_fn", Mixing, Where::Every),
     name("hc_attn_base.weight", "hc_attn_base", Fixed, Where::Every),
     name("hc_attn_scale.weight", "hc_attn_scale", Fixed, Where::Every),

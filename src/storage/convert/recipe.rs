@@ -82,7 +82,7 @@ impl Recipe {
     ///
     /// # Errors
     /// `DoesNotFit` with the types that rows of this length may take.
-    pub(super) fn choose(
+    pub(in crate::storage) fn choose(
         &self,
         tensor: &str,
         class: TensorClass,

@@ -3,13 +3,13 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
 
 use cache_policy::Phase;
 
 use super::fill::PARTS;
 use super::table::{Filled, Look, SlotIdx};
 use super::{CacheError, Shared};
+use crate::obs::stall::Patience;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
@@ -111,7 +111,7 @@ impl<'a> Lease<'a> {
     fn wait_for_landing(&mut self) -> Result<(), CacheError> {
         let LeaseParts { entries, ready, landed, pending } = &mut self.parts;
         let mut table = self.shared.table.lock();
-        let mut since: Option<Instant> = None;
+        let mut patience: Option<Patience> = None;
         loop {
             let mut failure = None;
             for (position, entry) in entries.iter_mut().enumerate().filter(|(_, e)| e.stage == Stage::Pending) {
@@ -134,15 +134,16 @@ impl<'a> Lease<'a> {
             let has_landed = !landed.is_empty();
             ready.extend(landed.drain(..).map(|(_, position)| position));
             if has_landed || failure.is_some() {
-                if let Some(since) = since {
+                if let Some(patience) = patience {
                     let stats = table.stats_of(self.phase);
                     stats.waits += 1;
-                    stats.wait_ns += since.elapsed().as_nanos() as u64;
+                    stats.wait_ns += patience.end().as_nanos() as u64;
                 }
                 return failure.map_or(Ok(()), |error| Err(CacheError::Read(error)));
             }
-            since.get_or_insert_with(Instant::now);
-            self.shared.landed.wait(&mut table);
+            let patience = patience.get_or_insert_with(|| Patience::new("experts"));
+            self.shared.landed.wait_for(&mut table, patience.step());
+            table.stats_of(self.phase).stalls += u64::from(patience.look());
         }
     }
 }

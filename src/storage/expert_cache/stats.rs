@@ -25,6 +25,8 @@ pub struct PhaseStats {
     pub waits: u64,
     /// Time spent in them.
     pub wait_ns: u64,
+    /// Waits that were long enough for a notice.
+    pub stalls: u64,
     /// Time spent waiting for slots that other leases held.
     pub room_wait_ns: u64,
     /// Misses whose read failed.
@@ -70,6 +72,7 @@ impl PhaseStats {
             read_bytes: self.read_bytes + other.read_bytes,
             waits: self.waits + other.waits,
             wait_ns: self.wait_ns + other.wait_ns,
+            stalls: self.stalls + other.stalls,
             room_wait_ns: self.room_wait_ns + other.room_wait_ns,
             failed: self.failed + other.failed,
         }

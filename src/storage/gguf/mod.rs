@@ -42,5 +42,9 @@ pub mod limits {
 /// Alignment of tensor data in a file without `general.alignment`.
 pub const DEFAULT_ALIGNMENT: u32 = 32;
 
+/// Key (bool) of a file whose tensors may share a range of the file, if they agree in type and dimensions. Without it any
+/// overlap is damage.
+pub const SHARED_RANGES: &str = "ds4.shared_ranges";
+
 pub(crate) const MAGIC: [u8; 4] = *b"GGUF";
 pub(crate) const VERSION: u32 = 3;

@@ -9,7 +9,7 @@ use super::directory::{Directory, TensorInfo};
 use super::error::GgufError;
 use super::metadata::Metadata;
 use super::value::{ARRAY_ID, Array, BOOL_ID, STRING_ID, Scalar, StringArray, Value};
-use super::{DEFAULT_ALIGNMENT, MAGIC, limits};
+use super::{DEFAULT_ALIGNMENT, MAGIC, SHARED_RANGES, limits};
 use crate::quant::QuantType;
 
 /// Bytes taken at a time while a long value grows.
@@ -60,7 +60,7 @@ pub fn parse<R: Read>(reader: R, file_len: u64) -> Result<Directory, GgufError> 
         place(tensor, data_start, alignment, file_len)?;
     }
     let index = unique_names(&tensors)?;
-    refuse_overlap(&tensors)?;
+    refuse_overlap(&tensors, matches!(metadata.get(SHARED_RANGES), Some(Value::Bool(true))))?;
     Ok(Directory { version, alignment, metadata, tensors, index, data_start, file_len })
 }
 
@@ -100,11 +100,19 @@ fn unique_names(tensors: &[TensorInfo]) -> Result<HashMap<String, usize>, GgufEr
     Ok(index)
 }
 
-fn refuse_overlap(tensors: &[TensorInfo]) -> Result<(), GgufError> {
+/// Two tensors share no byte, or, where the file `may_share`, all of them. Sums of tensor sizes stay below 2^64 either way.
+fn refuse_overlap(tensors: &[TensorInfo], may_share: bool) -> Result<(), GgufError> {
     let mut order: Vec<&TensorInfo> = tensors.iter().collect();
     order.sort_by_key(|t| t.offset);
+    let mut total = 0u64;
+    for tensor in &order {
+        let overflow = || GgufError::SizeOverflow { tensor: tensor.name.clone(), dims: tensor.dims.clone() };
+        total = total.checked_add(tensor.bytes).ok_or_else(overflow)?;
+    }
     for pair in order.windows(2) {
-        if pair[0].offset + pair[0].bytes > pair[1].offset {
+        let shares =
+            may_share && (pair[0].offset, pair[0].ty, &pair[0].dims) == (pair[1].offset, pair[1].ty, &pair[1].dims);
+        if !shares && pair[0].offset + pair[0].bytes > pair[1].offset {
             let (first, second) = (pair[0].name.clone(), pair[1].name.clone());
             return Err(GgufError::Overlap { first, second, offset: pair[1].offset });
         }

@@ -41,6 +41,8 @@ impl TensorSpec {
 pub struct GgufWriter {
     header: Vec<u8>,
     directory: Directory,
+    /// By tensor: whether it is written itself, not through the tensor whose range it shares.
+    is_stored: Vec<bool>,
 }
 
 impl GgufWriter {
@@ -49,6 +51,20 @@ impl GgufWriter {
     /// # Errors
     /// Whatever the parser would refuse in such a file.
     pub fn new(metadata: &Metadata, tensors: &[TensorSpec]) -> Result<Self, GgufError> {
+        Self::with_shared(metadata, tensors, &vec![None; tensors.len()])
+    }
+
+    /// As [`GgufWriter::new`]; a tensor with an entry in `shared` takes the range of that earlier tensor and is not written
+    /// itself. `metadata` says so with [`SHARED_RANGES`](super::SHARED_RANGES).
+    ///
+    /// # Errors
+    /// As [`GgufWriter::new`]; `Overlap` where the two tensors differ in type or dimensions.
+    pub fn with_shared(
+        metadata: &Metadata,
+        tensors: &[TensorSpec],
+        shared: &[Option<usize>],
+    ) -> Result<Self, GgufError> {
+        assert_eq!(tensors.len(), shared.len(), "one entry a tensor");
         // A bad alignment is reported by the parser below; any value serves until then.
         let alignment = match metadata.u32("general.alignment") {
             Ok(0) | Err(_) => u64::from(DEFAULT_ALIGNMENT),
@@ -64,12 +80,18 @@ impl GgufWriter {
             value.put(&mut header);
         }
         let mut data_len = 0u64;
-        for tensor in tensors {
+        let mut offsets = Vec::with_capacity(tensors.len());
+        for (tensor, shared) in tensors.iter().zip(shared) {
             put_name(&tensor.name, &mut header);
             (tensor.dims.len() as u32).put(&mut header);
             tensor.dims.iter().for_each(|d| d.put(&mut header));
             tensor.ty.ggml_id().put(&mut header);
-            data_len.put(&mut header);
+            let offset = shared.map_or(data_len, |earlier| offsets[earlier]);
+            offset.put(&mut header);
+            offsets.push(offset);
+            if shared.is_some() {
+                continue;
+            }
             let overflow = || GgufError::SizeOverflow { tensor: tensor.name.clone(), dims: tensor.dims.clone() };
             // Rows that are not whole blocks: reported by the parser below with the better message.
             let bytes = tensor.bytes().unwrap_or(0);
@@ -80,7 +102,7 @@ impl GgufWriter {
         header.resize(data_start as usize, 0);
         let file_len = data_start.saturating_add(data_len);
         let directory = parse(header.as_slice(), file_len)?;
-        Ok(Self { header, directory })
+        Ok(Self { header, directory, is_stored: shared.iter().map(Option::is_none).collect() })
     }
 
     /// What a reader of the finished file will see.
@@ -109,12 +131,13 @@ impl GgufWriter {
             .tempfile_in(folder)
             .map_err(io)?;
         reserve(temporary.as_file(), path, self.directory.file_len)?;
+        let stored = self.directory.tensors.into_iter().zip(self.is_stored).filter(|(_, is_stored)| *is_stored);
         let mut out = GgufOutput {
             file: BufWriter::with_capacity(1 << 20, temporary),
             path: path.to_owned(),
             folder: folder.to_owned(),
             force,
-            tensors: self.directory.tensors,
+            tensors: stored.map(|(tensor, _)| tensor).collect(),
             next: 0,
             written: 0,
             position: 0,

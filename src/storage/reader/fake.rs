@@ -57,12 +57,21 @@ pub struct FakeFault {
     pub times: u32,
 }
 
+/// A byte of the image that reads bring with one bit wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FakeFlip {
+    pub offset: u64,
+    /// How many reads it spoils before it goes away; `u32::MAX` for ever.
+    pub times: u32,
+}
+
 struct Image {
     bytes: Vec<u8>,
     /// The file ends here: at most the length of `bytes`.
     end: AtomicU64,
     options: FakeOptions,
     faults: Mutex<Vec<FakeFault>>,
+    flips: Mutex<Vec<FakeFlip>>,
     reads: AtomicU64,
     held: Mutex<bool>,
     released: Condvar,
@@ -88,6 +97,20 @@ impl Image {
             fault.times -= 1;
         }
         Err(fault.errno)
+    }
+}
+
+impl Image {
+    fn flip(&self, landed: &mut [u8], offset: u64) {
+        for flip in self.flips.lock().iter_mut().filter(|f| f.times > 0) {
+            let Some(byte) = flip.offset.checked_sub(offset).and_then(|at| landed.get_mut(at as usize)) else {
+                continue;
+            };
+            *byte ^= 0x10;
+            if flip.times != u32::MAX {
+                flip.times -= 1;
+            }
+        }
     }
 }
 
@@ -121,6 +144,7 @@ impl PieceSource for Image {
         }
         let from = offset.min(end) as usize;
         buffer[..count].copy_from_slice(&self.bytes[from..from + count]);
+        self.flip(&mut buffer[..count], offset);
         Ok(count)
     }
 }
@@ -139,6 +163,7 @@ impl FakeReader {
             end: AtomicU64::new(bytes.len() as u64),
             bytes,
             faults: Mutex::new(Vec::new()),
+            flips: Mutex::new(Vec::new()),
             reads: AtomicU64::new(0),
             held: Mutex::new(false),
             released: Condvar::new(),
@@ -165,9 +190,15 @@ impl FakeReader {
         self.image.faults.lock().push(fault);
     }
 
-    /// Takes all faults away.
+    /// Adds a wrong bit.
+    pub fn add_flip(&self, flip: FakeFlip) {
+        self.image.flips.lock().push(flip);
+    }
+
+    /// Takes all faults and wrong bits away.
     pub fn clear_faults(&self) {
         self.image.faults.lock().clear();
+        self.image.flips.lock().clear();
     }
 
     /// Ends the file at `end`; a later call may lengthen it again up to its first length.

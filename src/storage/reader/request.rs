@@ -151,6 +151,11 @@ pub enum ReadError {
     EndOfFile { at: ReadAt, end: u64 },
     #[error("cannot read {at}: the file changed while in use: {change}; restart with the file in place")]
     Changed { at: ReadAt, change: FileChange },
+    #[error(
+        "cannot use {at}: its checksum is {found:016x}, expected {expected:016x}, in two reads; the file or the drive is damaged, \
+         fetch the file again"
+    )]
+    Corrupt { at: ReadAt, expected: u64, found: u64 },
     #[error("the read of {0} was cancelled")]
     Cancelled(ReadLabel),
     #[error("the read ahead of {0} was dropped: its queue is full")]
