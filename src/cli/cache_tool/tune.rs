@@ -39,8 +39,9 @@ use crate::units::parse_budget;
 const SHARES: [u64; 8] = [10, 20, 30, 40, 50, 65, 80, 100];
 /// Fewer decoded tokens than this say little about a cache.
 const TOKENS_FEW: u64 = 64;
-/// Another policy than the default is recommended only when it misses this much less.
+/// Another policy than the default is recommended only when it misses this much less, over this many tokens at least.
 const POLICY_MARGIN: f64 = 0.95;
+const POLICY_TOKENS_MIN: u64 = 256;
 
 /// Flags of `ds4-cache tune`.
 #[derive(Args, Debug)]
@@ -50,7 +51,7 @@ pub struct TuneArgs {
     /// UTF-8 text of the kind that will be asked
     #[arg(long, value_name = "FILE")]
     prompt_file: PathBuf,
-    /// Most tokens to generate
+    /// Tokens to generate; goes on past the model's own stop
     #[arg(short = 'n', long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
     /// Temperature; 0 takes the most likely token, which may make a small model repeat itself
@@ -138,7 +139,8 @@ fn record(
     let file = TraceFile::begin(trace, engine)?;
     let mut watcher = RunWatcher::new(interrupt);
     let synced = timeline.sync(&prompt, Want::Last, &mut watcher).map_err(from_session)?;
-    let rules = StopRules::new(tokenizer.eos().into_iter().collect(), Vec::new()).map_err(CliError::usage)?;
+    // Going on past the model's own stop: a dozen tokens would say nothing about a cache.
+    let rules = StopRules::new(Vec::new(), Vec::new()).map_err(CliError::usage)?;
     let wanted = GenerateOptions { tokens_max: args.tokens as usize, top_logprobs: 0, want: Want::Last };
     let mut on_piece = |_: &Piece<'_>| if interrupt.is_set() { Flow::Stop } else { Flow::Continue };
     let row_wait = engine.row_wait();
@@ -162,7 +164,7 @@ fn record(
 fn measured(args: &TuneArgs, engine: &Engine, timings: &Timings) -> Result<Measured, CliError> {
     let stats = RunStats::collect(engine, engine.plan().ctx as usize, timings);
     if timings.decode_passes == 0 {
-        return Err(CliError::failed("the model stopped at once, so nothing was decoded; give another prompt"));
+        return Err(CliError::failed("nothing was decoded; ask for more tokens with -n"));
     }
     let waited_s = stats.cache.decode.wait_ns as f64 / 1e9 + timings.decode_row_wait.as_secs_f64();
     let step_s = (timings.decode.as_secs_f64() - waited_s).max(0.0) / timings.decode_passes as f64;
@@ -249,13 +251,14 @@ fn misses(scores: &Scores, budget: usize, policy: &str) -> u64 {
 /// The default policy, unless another one misses clearly less at this budget.
 fn policy(scores: &Scores, budget: usize) -> &'static str {
     let best = KNOWN.iter().map(|k| k.0).min_by_key(|name| misses(scores, budget, name)).unwrap_or(DEFAULT);
-    let is_clear = (misses(scores, budget, best) as f64) < POLICY_MARGIN * misses(scores, budget, DEFAULT) as f64;
+    let is_clear = scores.census.decode.tokens >= POLICY_TOKENS_MIN
+        && (misses(scores, budget, best) as f64) < POLICY_MARGIN * misses(scores, budget, DEFAULT) as f64;
     if is_clear { best } else { DEFAULT }
 }
 
 fn table<'a>(facts: &ModelFacts, budgets: &'a [Budget], scores: &Scores, speed: &Speed) -> (String, Vec<Choice<'a>>) {
     let tokens = scores.census.decode.tokens.max(1) as f64;
-    let head = ["<budget", "slots", "cache", "<fits", "<best policy", "misses/token", "lru", DEFAULT, "optimum", "t/s"];
+    let head = ["<budget", "slots", "cache", "<fits", "<policy", "misses/token", "lru", DEFAULT, "optimum", "t/s"];
     let mut table = Table::new(&head);
     let mut choices = Vec::new();
     for (at, budget) in budgets.iter().enumerate() {
