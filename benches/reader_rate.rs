@@ -7,11 +7,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use ds4::engine::slabs::{SlabClass, Slabs};
 use ds4::storage::layout::{Extent, TableLayout};
 use ds4::storage::probe::measure_now;
 use ds4::storage::reader::*;
 use ds4::storage::row_table::{RowTables, WINDOW_BLOCKS};
-use ds4::units::{ExpertKey, LayerIdx};
+use ds4::units::{Bytes, ExpertKey, LayerIdx};
 
 /// Gate, up and down slices of one V4.1 Q2 expert.
 const PARTS: [u64; 3] = [3_041_280, 3_041_280, 3_870_720];
@@ -39,12 +40,12 @@ fn cpu_seconds() -> f64 {
 fn experts(reader: &dyn Reader, file_bytes: u64, span: Duration) -> (u64, f64) {
     let gather = Gather::new();
     let mut random = Random(7);
-    let mut regions: Vec<DestRegion> = (0..EXPERTS_AT_ONCE * 3)
-        .map(|i| {
-            let bytes = reader.alignment().region_bytes_max(PARTS[i as usize % 3]).expect("small");
-            DestRegion::anonymous(bytes).expect("memory")
-        })
-        .collect();
+    // The cache's own memory: huge pages cost the kernel less to hold during a read.
+    let slot = PARTS.map(|len| reader.alignment().region_bytes_max(len).expect("small").next_multiple_of(4096) as u64);
+    let classes = slot.map(|bytes| SlabClass { slot_bytes: Bytes(bytes), slots: EXPERTS_AT_ONCE });
+    let slabs = Slabs::allocate(&classes).expect("memory").slots;
+    let mut regions: Vec<(usize, DestRegion)> =
+        slabs.into_iter().enumerate().flat_map(|(part, slots)| slots.into_iter().map(move |s| (part, s))).collect();
     let mut request = |part: usize, region: DestRegion| {
         let len = PARTS[part];
         let offset = random.below((file_bytes - len) / len) * len;
@@ -53,7 +54,7 @@ fn experts(reader: &dyn Reader, file_bytes: u64, span: Duration) -> (u64, f64) {
         ReadRequest { extent: Extent { offset, len }, lane, class, label, region, tag: part as u64 }
     };
     let begun = Instant::now();
-    let batch: Vec<_> = regions.drain(..).enumerate().map(|(i, region)| request(i % 3, region)).collect();
+    let batch: Vec<_> = regions.drain(..).map(|(part, region)| request(part, region)).collect();
     let (mut under_way, mut bytes) = (batch.len(), 0);
     reader.submit(batch, gather.clone());
     while under_way > 0 {

@@ -104,9 +104,11 @@ fn the_closing_lines() {
     let first = regex::Regex::new(r"^ds4: prefill: \d+\.\d\d t/s, generation: \d+\.\d\d t/s$").unwrap();
     assert!(first.is_match(lines[0]), "{}", lines[0]);
     let starts = [
+        "prompt: ",
         "expert cache: 10 slots",
         "expert reads: ",
         "waited for the drive: ",
+        "preload: 10 experts",
         "n-gram rows: ",
         "decode: ",
         "memory: peak ",
@@ -389,13 +391,37 @@ fn arithmetic() {
 }
 
 #[test]
+fn sweeps() {
+    let args = ["-p", "hello there, hello again, and once more", "-n", "2", "--prefill-chunk", "4"];
+    let prompt = ids(&answer(&[&args[..], &["--dump-tokens"]].concat())).len();
+    let run = |more: &[&str]| {
+        let args = [&args[..], more].concat();
+        (stats("sweeps", &args)["sweeps"].clone(), answer(&args))
+    };
+    let (one, text) = run(&["--sweep-rows", "auto"]);
+    assert_eq!((number(&one, "sweeps"), number(&one, "rows")), (1.0, prompt as f64));
+    assert!(number(&one, "layer_rows_skipped") > 0.0);
+    let (all, same) = run(&["--no-decoder-suffix"]);
+    assert_eq!((number(&all, "layer_rows_skipped"), &same), (0.0, &text));
+    let (many, same) = run(&["--sweep-rows", "8"]);
+    // A single row that is left over is no sweep.
+    assert_eq!((number(&many, "sweeps") as usize, &same), (prompt / 8 + usize::from(prompt % 8 > 1), &text));
+    let plan = answer(&["--plan", "--sweep-rows", "100", "-c", "64"]);
+    assert!(plan.contains("--sweep-rows 64"), "{plan}");
+}
+
+#[test]
 fn chunks_and_context() {
     let args = ["-p", "hello there, hello again", "-n", "1"];
     let prompt = ids(&answer(&[&args[..], &["--dump-tokens"]].concat())).len();
     for chunk in [1, 4, 1000] {
-        let stats = stats("chunks", &[&args[..], &["--prefill-chunk", &chunk.to_string()]].concat());
+        let cut = ["--prefill-chunk", &chunk.to_string(), "--sweep-rows", "1"];
+        let stats = stats("chunks", &[&args[..], &cut].concat());
         assert_eq!(number(&stats, "row_submissions") as usize, prompt.div_ceil(chunk), "chunks of {chunk}");
     }
+    // A sweep of several chunks asks for the rows of both tables chunk by chunk.
+    let cut = stats("chunks", &[&args[..], &["--prefill-chunk", "4"]].concat());
+    assert_eq!(number(&cut, "row_submissions") as usize, 2 * prompt.div_ceil(4));
     assert_eq!(number(&stats("ctx", &[&args[..], &["-c", "99"]].concat()), "ctx"), 99.0);
     let default = stats("ctx-default", &args);
     assert_eq!(number(&default, "ctx"), 4096.0, "the trained length");

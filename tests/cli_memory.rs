@@ -10,6 +10,8 @@ use cli_rig::{command, finish, json, scratch};
 
 /// Tokens of the prompt: more than one chunk of the largest size tried.
 const TOKENS: u32 = 640;
+/// The prompt and its answer: memory for a longer text would be planned but not touched.
+const CTX: &str = "644";
 /// Code and thread stacks, which no plan counts.
 const CODE: f64 = 4.0 * 1024.0 * 1024.0;
 
@@ -24,7 +26,7 @@ fn run(name: &str, args: &[&str]) -> (f64, f64) {
     let ids: Vec<u32> = (0..TOKENS).map(|i| 3 + i * 7919 % 400).collect();
     std::fs::write(&tokens, serde_json::to_string(&ids).unwrap()).unwrap();
     let mut command = command();
-    command.arg("-m").arg(model()).arg("--tokens-file").arg(&tokens).args(["-n", "4", "--temp", "0"]);
+    command.arg("-m").arg(model()).arg("--tokens-file").arg(&tokens).args(["-n", "4", "--temp", "0", "-c", CTX]);
     finish(command.args(args).arg("--stats-json").arg(&stats)).ok();
     let stats = json(&stats);
     let number = |key: &str| stats[key].as_f64().unwrap();

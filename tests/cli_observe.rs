@@ -1,4 +1,4 @@
-//! Files that show what a run does, to other programs and to the next run: snapshots of the running process, traces of routes.
+//! Files that show what a run does, to other programs and to the next run: snapshots, traces, hotlists; and what is read ahead.
 //! Owns no bad input that needs no file. Surprising fact: every number is compared with `--stats-json` of the same run.
 
 mod cli_rig;
@@ -150,4 +150,106 @@ fn identity_follows_the_header_and_not_the_name() {
     let first = identity(b());
     assert_eq!(identity(&copy), first);
     assert_ne!(identity(cli_rig::made_models::b_rules()), first);
+}
+
+#[test]
+fn hotlists_are_learned_merged_and_preloaded() {
+    let folder = scratch("hotlist");
+    let (hot, stats) = (folder.join("hot.json"), folder.join("stats.json"));
+    let run = |args: &[&str], files: &[(&str, &Path)]| {
+        let mut command = command();
+        command.arg("-m").arg(b()).args(["-p", "hello there", "-n", "16", "--ssd-streaming"]).args(args);
+        for (flag, path) in files {
+            command.arg(flag).arg(path);
+        }
+        let ran = finish(command.arg("--stats-json").arg(&stats)).ok();
+        (ran, json(&stats))
+    };
+    let few = ["--ssd-streaming-cache-experts", "40", "--ssd-streaming-preload-experts", "12"];
+    let cold = ["--ssd-streaming-cache-experts", "40", "--ssd-streaming-cold"];
+    run(&cold, &[("--save-hotlist", &hot)]);
+    let first = json(&hot);
+    assert_eq!((first["format"].as_str(), first["version"].as_u64()), (Some("ds4-hotlist"), Some(1)));
+    let weights = |list: &serde_json::Value| -> Vec<f64> {
+        let layers = list["layers"].as_array().unwrap();
+        layers.iter().flat_map(|l| l["weights"].as_array().unwrap()).map(|w| w.as_f64().unwrap()).collect()
+    };
+    let mut sorted = weights(&first);
+    sorted.sort_by(|a, b| b.total_cmp(a));
+    let (_, plain) = run(&few, &[]);
+    let (ran, by_list) = run(&few, &[("--hotlist", &hot)]);
+    let number = |stats: &serde_json::Value, key: &str| stats[key].as_u64().unwrap();
+    assert_eq!((number(&plain, "preloaded_experts"), number(&by_list, "preloaded_experts")), (12, 12));
+    // The same text again: the twelve most popular get all their requests as hits.
+    assert_eq!(number(&by_list, "preload_used"), 12);
+    assert_eq!(number(&by_list, "preload_hits") as f64, sorted[..12].iter().sum::<f64>());
+    assert!(number(&by_list, "preload_hits") > number(&plain, "preload_hits"), "{plain} {by_list}");
+    assert!(
+        ran.stderr.contains("preload: 12 experts") && ran.stderr.contains("12 of them were used"),
+        "{}",
+        ran.stderr
+    );
+    // Saved over an earlier one, the counts add up but for the fading of a few tokens.
+    run(&cold, &[("--save-hotlist", &hot)]);
+    for (once, twice) in weights(&first).iter().zip(weights(&json(&hot))) {
+        assert!((twice - 2.0 * once).abs() <= 0.001 * once, "{once}, then {twice}");
+    }
+    // A cold start does not load it.
+    let (ran, stats) = run(&cold, &[("--hotlist", &hot)]);
+    assert!(ran.stderr.contains("the hotlist is not loaded") && number(&stats, "preloaded_experts") == 0);
+    assert_eq!(names_in(&folder), ["hot.json", "stats.json"]);
+}
+
+#[test]
+fn hotlists_of_other_files_are_refused() {
+    let folder = scratch("hotlist-bad");
+    let (hot, junk) = (folder.join("hot.json"), folder.join("junk"));
+    std::fs::write(&junk, "[1, 2").unwrap();
+    let rules = cli_rig::made_models::b_rules();
+    let args = ["-p", "x", "-n", "1", "--ssd-streaming"];
+    finish(command().arg("-m").arg(rules).args(args).arg("--save-hotlist").arg(&hot)).ok();
+    for flag in ["--hotlist", "--save-hotlist"] {
+        let run = |path: &Path| finish(command().arg("-m").arg(b()).args(args).arg(flag).arg(path));
+        run(&hot).failed(1, &["hot.json belongs to another model file"]);
+        run(&junk).failed(1, &["junk is not a hotlist"]);
+    }
+    ds4_b(&["-p", "x", "--ssd-streaming", "--hotlist", "/nonexistent/hot"])
+        .failed(1, &["/nonexistent/hot", "make one"]);
+    ds4_b(&["-p", "x", "--hotlist", "h"]).failed(2, &["--ssd-streaming"]);
+    ds4_b(&["-p", "x", "--ssd-streaming", "--save-hotlist", "/nonexistent/hot"])
+        .failed(1, &["--save-hotlist", "No such"]);
+}
+
+#[test]
+fn lookahead_reads_ahead_and_changes_no_word() {
+    let folder = scratch("lookahead");
+    let stats = folder.join("stats.json");
+    let args =
+        ["-p", "hello there", "-n", "120", "--temp", "1", "--ssd-streaming", "--ssd-streaming-cache-experts", "20"];
+    let text = ds4_b(&args).ok().text();
+    for mode in ["off", "memory", "router", "both", "auto"] {
+        let mut command = command();
+        command.arg("-m").arg(b()).args(args).args(["--lookahead", mode, "--stats-json"]).arg(&stats);
+        let ran = finish(&mut command).ok();
+        assert_eq!(ran.text(), text, "{mode}");
+        let found = &json(&stats)["lookahead"];
+        if ["off", "auto"].contains(&mode) {
+            continue;
+        }
+        assert_eq!(found["mode"], *mode);
+        assert!(ran.stderr.contains(&format!("lookahead ({mode}): ")), "{}", ran.stderr);
+        let number = |value: &serde_json::Value, key: &str| value[key].as_u64().unwrap();
+        let total = &found["total"];
+        let settled = number(total, "useful") + number(total, "late") + number(total, "wasted");
+        assert!(number(total, "issued") >= settled, "{found}");
+        for (predictor, is_asked) in [("memory", mode != "router"), ("router", mode != "memory")] {
+            let recall = &found[predictor];
+            assert_eq!(number(recall, "uses") > 0, is_asked, "{mode}: {found}");
+            assert!(number(recall, "named") <= number(recall, "uses"), "{found}");
+        }
+        let layers = found["layers"].as_array().unwrap();
+        assert_eq!(layers.iter().map(|l| number(l, "issued")).sum::<u64>(), number(total, "issued"));
+        assert!(mode == "memory" || number(total, "issued") > 0, "{mode}: {found}");
+    }
+    assert_eq!(ds4_b(&["-p", "x", "--ssd-streaming", "--lookahead", "always"]).code, Some(2));
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ds4::backend::cpu::matmul::Arithmetic;
 use ds4::backend::cpu::simd::SimdLevel;
-use ds4::engine::options::{EngineOptions, Preload};
+use ds4::engine::options::{EngineOptions, LookaheadMode, Preload};
 use ds4::storage::reader::fake::FakeOptions;
 use ds4::storage::reader::{DirectChoice, ReaderChoice};
 use ds4::units::Budget;
@@ -17,6 +17,7 @@ use engine_rig::made_models::{a, b, wide_q2};
 use engine_rig::{Trail, difference, fake, fresh_trail, open, options, over, prompt};
 
 const CHUNKS: [usize; 4] = [1, 7, 64, 512];
+const MODES_AHEAD: [LookaheadMode; 3] = [LookaheadMode::Memory, LookaheadMode::Router, LookaheadMode::Both];
 const MODES: [Arithmetic; 2] = [Arithmetic::Quality, Arithmetic::Fast];
 /// Longer than every window and selection of the fixtures.
 const PROMPT: usize = 100;
@@ -127,6 +128,34 @@ fn eviction_policies_are_invisible() {
         let mut engine = open(&options);
         assert_same(&fresh_trail(&mut engine, 7, &prompt, GENERATED), &want, vocab, policy);
         assert!(engine.cache().unwrap().stats().decode.evictions > 0, "{policy} had something to choose");
+    }
+}
+
+#[test]
+fn reading_ahead_is_invisible() {
+    for (model, slots) in [(a(), [20, 36]), (b(), [12, 30]), (wide_q2(), [7, 20])] {
+        let (want, vocab) = plain(model, Arithmetic::Fast);
+        let prompt = prompt(PROMPT, vocab);
+        for (lookahead, slots) in MODES_AHEAD.into_iter().flat_map(|mode| slots.map(|s| (mode, s))) {
+            let streamed = EngineOptions {
+                is_streaming: true,
+                budget: Some(Budget::Slots(slots)),
+                preload: Preload::Cold,
+                lookahead,
+                ..options(model)
+            };
+            let drive = FakeOptions { jitter: Duration::from_micros(200), seed: slots, ..FakeOptions::default() };
+            for options in [over(streamed.clone(), &fake(model, drive)), streamed] {
+                let mut engine = open(&options);
+                let what = format!("{}, {lookahead:?}, {slots} slots", model.display());
+                // One token at a time, so that every position is looked ahead of; then a chunk over its leftovers.
+                for chunk in [1, 64] {
+                    assert_same(&fresh_trail(&mut engine, chunk, &prompt, GENERATED), &want, vocab, &what);
+                }
+                let stats = engine.lookahead().unwrap();
+                assert!(stats.memory.uses + stats.router.uses > 0 && stats.total.issued > 0, "{what}: {stats:?}");
+            }
+        }
     }
 }
 

@@ -53,7 +53,7 @@ fn a_step_submits_its_rows_once() {
 #[test]
 fn chunks_submit_their_rows_once_each() {
     let (mut engine, _) = engine(Duration::ZERO);
-    engine.prepared.runner.chunk = 8;
+    (engine.prepared.runner.chunk, engine.prepared.runner.sweep) = (8, 8);
     let mut timeline = Timeline::new(engine.runner().unwrap());
     let prompt = prompt(50, engine.tokenizer().tokens_total());
     timeline.sync(&prompt, Want::Last, &mut NoWatcher).unwrap();

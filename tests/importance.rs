@@ -26,7 +26,7 @@ fn tokens(config: &Config) -> Vec<u32> {
 }
 
 fn options(chunk: usize) -> RunnerOptions {
-    RunnerOptions { ctx: 64, chunk, kv_exact: false }
+    RunnerOptions::new(64, chunk)
 }
 
 fn collector(config: &Config) -> Collector {

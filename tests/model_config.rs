@@ -180,7 +180,7 @@ fn missing_and_misshapen_tensors_are_named() {
 fn stated_memory_is_what_is_allocated() {
     for name in ["a", "b"] {
         for (ctx, chunk) in [(1, 1), (33, 8), (600, 64), (1000, 100)] {
-            let options = RunnerOptions { ctx, chunk, kv_exact: false };
+            let options = RunnerOptions::new(ctx, chunk);
             let setup = setup(&fixture(name), 1, options, 8);
             assert_eq!(setup.runner.bytes(), setup.config.runner_bytes(&options), "{name}, ctx {ctx}, chunk {chunk}");
         }

@@ -156,7 +156,7 @@ fn row_values() {
 fn a_failed_step_leaves_no_trace() {
     let golden = Golden::open(&fixture("b").join("golden.safetensors"));
     let tokens = &golden.tokens()[..90];
-    let options = RunnerOptions { ctx: 100, chunk: 32, kv_exact: false };
+    let options = RunnerOptions::new(100, 32);
     let undisturbed = run(&mut *setup(&fixture("b"), 1, options, 8).runner, tokens, &[31, 1, 58], None);
 
     let mut setup = setup(&fixture("b"), 1, options, 8);
@@ -193,7 +193,7 @@ fn a_failed_step_leaves_no_trace() {
 fn rows_are_submitted_once_a_chunk() {
     let golden = Golden::open(&fixture("b").join("golden.safetensors"));
     let tokens = golden.tokens();
-    let options = RunnerOptions { ctx: 100, chunk: 16, kv_exact: false };
+    let options = RunnerOptions::new(100, 16);
     let mut setup = setup(&fixture("b"), 1, options, 8);
     let rows = setup.rows.clone().unwrap();
     run(&mut *setup.runner, &tokens[..40], &[40], None);
@@ -240,7 +240,7 @@ fn a_damaged_row_is_named() {
     let model = Arc::new(DeepSeek41::load(&checkpoint, backend.clone(), &checkpoint).unwrap());
     let experts = Arc::new(MemoryExperts::new(backend, &checkpoint, (config.layers.len(), config.experts), 8));
     let rows = Damaged(common::memory_supply::MemoryRows::new(&checkpoint, &engram.layers));
-    let options = RunnerOptions { ctx: 8, chunk: 4, kv_exact: false };
+    let options = RunnerOptions::new(8, 4);
     let mut runner = model.runner(options, experts, Some(Arc::new(rows))).unwrap();
     let error = runner.forward(&[7, 8], Want::Last, &mut |_, _| (), None).unwrap_err();
     let damaged = engram.rows(&[], &[7, 8])[1][5];

@@ -18,7 +18,7 @@ use ds4::models::{RunnerOptions, Want};
 /// Options that take the whole prompt in one go.
 fn whole(golden: &Golden, kv_exact: bool) -> RunnerOptions {
     let len = golden.tokens().len();
-    RunnerOptions { ctx: len + 40, chunk: len, kv_exact }
+    RunnerOptions { kv_exact, ..RunnerOptions::new(len + 40, len) }
 }
 
 fn check_golden(name: &str, file: &str, kv_exact: bool, limit: f32) {
@@ -178,7 +178,7 @@ fn chunks_threads_and_leases_change_no_bit() {
         ];
         let mut first: Option<Vec<u32>> = None;
         for (threads, chunk, pieces, lease_max) in variants {
-            let options = RunnerOptions { ctx: 200, chunk, kv_exact: false };
+            let options = RunnerOptions::new(200, chunk);
             let Setup { mut runner, .. } = setup(&fixture(name), threads, options, lease_max);
             let bits: Vec<u32> = run(&mut *runner, tokens, pieces, None).iter().map(|v| v.to_bits()).collect();
             match &first {

@@ -62,7 +62,7 @@ fn pass(dir: &Path, arrays: &mut Arrays, kv_exact: bool) -> Outcome {
     let tokens: Vec<u32> = arrays.ints("tokens").iter().map(|t| *t as u32).collect();
     let converted = Converted::native(dir);
     let cpu = (2, Arithmetic::Quality, SimdLevel::detect());
-    let options = RunnerOptions { ctx: 2048, chunk: 250, kv_exact };
+    let options = RunnerOptions { kv_exact, ..RunnerOptions::new(2048, 250) };
     let mut setup = setup_over(&converted.metadata(), &converted, cpu, options, 24);
     let mut seen = Recorder::default();
     let all = run(&mut *setup.runner, &tokens[..2000], &[2000], Some(&mut seen));

@@ -5,6 +5,7 @@
 use alloc::collections::BinaryHeap;
 use alloc::vec::Vec;
 
+use crate::curve::MissCurve;
 use crate::directory::{ClassShape, RouteError};
 use crate::ids::{ExpertIdx, ExpertKey, LayerIdx};
 use crate::sim::{Tally, wave_len};
@@ -92,6 +93,25 @@ impl Recording {
         self.last_layer = Some(layer);
         self.requests += u64::from(!ids.is_empty());
         Ok(())
+    }
+
+    /// The miss curve of each class. Experts keep their numbers over all classes, so curves are as long as the model has experts.
+    pub fn miss_curves(&self, shapes: &[ClassShape]) -> Vec<MissCurve> {
+        let total = self.experts_total as usize;
+        let mut class_of = alloc::vec![0u32; total];
+        for (class, shape) in shapes.iter().enumerate() {
+            for &(layer, _) in &shape.layers {
+                let found = self.layers.get(usize::from(layer.0)).copied().flatten();
+                let (base, count) = found.unwrap_or((0, 0));
+                class_of[base as usize..base as usize + usize::from(count)].fill(class as u32);
+            }
+        }
+        let mut curves: Vec<MissCurve> = shapes.iter().map(|_| MissCurve::new(total)).collect();
+        for entry in &self.uses {
+            let number = (entry & NUMBER) as usize;
+            curves[class_of[number] as usize].record(number);
+        }
+        curves
     }
 
     /// The fewest misses that any cache of these classes can have on the recording, starting empty; the first

@@ -18,6 +18,7 @@ pub struct MissCurve {
     /// First uses ever: misses at every size.
     first_uses: u64,
     used: usize,
+    uses: u64,
 }
 
 impl MissCurve {
@@ -31,6 +32,7 @@ impl MissCurve {
             depths: alloc::vec![0; experts_total],
             first_uses: 0,
             used: 0,
+            uses: 0,
         }
     }
 
@@ -60,6 +62,7 @@ impl MissCurve {
 
     /// Counts the depth at which `number` lies.
     fn look_up(&mut self, number: usize, is_counted: bool) {
+        self.uses += u64::from(is_counted);
         let last = self.last[number];
         if last == UNUSED {
             self.first_uses += u64::from(is_counted);
@@ -81,6 +84,11 @@ impl MissCurve {
         self.last[number] = self.now as u32;
         self.add(self.now, 1);
         self.now += 1;
+    }
+
+    /// Uses recorded.
+    pub fn uses(&self) -> u64 {
+        self.uses
     }
 
     /// Misses of an LRU cache of `slots` experts.

@@ -302,6 +302,13 @@ impl Directory {
         Some(Placement::Fill { evict })
     }
 
+    /// One slot of `class` is gone for good. The caller has taken out what it held.
+    pub fn lose_slot(&mut self, class: usize) {
+        let class = &mut self.classes[class];
+        class.slots = class.slots.saturating_sub(1);
+        assert!(class.policy.len() <= class.slots, "a lost slot still holds an expert");
+    }
+
     /// Takes out an expert whose bytes did not arrive.
     pub fn forget(&mut self, key: ExpertKey) {
         let Some(index) = self.index_of(key) else { return };

@@ -82,6 +82,12 @@ impl Echo {
         }
     }
 
+    /// Whether anything is expected of any key.
+    #[inline]
+    pub(crate) fn is_active(&self) -> bool {
+        self.is_active
+    }
+
     /// Records a use by the running token.
     #[inline]
     pub(crate) fn record(&mut self, key: ExpertKey) {

@@ -91,6 +91,14 @@ struct Evidence {
 }
 
 impl RouteMemory {
+    /// Bytes that [`RouteMemory::new`] takes for the same numbers.
+    pub fn bytes(layers: usize, top_k: usize, experts: usize, tokens_max: usize) -> u64 {
+        let token = layers * top_k * size_of::<u16>() + size_of::<u64>() + ORDERS * size_of::<(u64, u64)>();
+        let layer = KINDS * size_of::<Score>() + top_k * (VOTES + 2) * size_of::<Candidate>();
+        let expert = size_of::<Evidence>() + size_of::<u16>();
+        (tokens_max.max(1) * token + layers * layer + experts * expert) as u64
+    }
+
     /// A memory of the last `tokens_max` tokens of a model with `layers` routed layers (numbered from 0 here), `top_k`
     /// experts a token and `experts` a layer. Takes `tokens_max x (layers x top_k x 2 + 56)` bytes.
     pub fn new(layers: usize, top_k: usize, experts: u16, tokens_max: usize) -> Self {
@@ -136,6 +144,12 @@ impl RouteMemory {
         }
         let row = self.row(self.tokens);
         self.routes[row].fill(NO_EXPERT);
+    }
+
+    /// Notes a token whose routes nobody will record, such as one of a prompt: it is context for those after it.
+    pub fn pass_over(&mut self, id: u32) {
+        self.end_token();
+        self.ids = [Some(id), self.ids[0], self.ids[1]];
     }
 
     /// Records the route of the running token in `layer`, and scores the prediction. Layers and experts past the

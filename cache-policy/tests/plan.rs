@@ -239,7 +239,7 @@ proptest! {
     fn hostile_numbers_do_not_panic(a in any::<[u64; 12]>(), ask in 0..3u8) {
         let b = |i: usize| Bytes(a[i]);
         let r = Request {
-            process: b(0), resident: b(1), ctx: a[2], kv: b(3), scratch: b(4), staging: b(5), prefill_reserve: b(6),
+            process: b(0), resident: b(1), ctx: a[2], sweep: 0, kv: b(3), scratch: b(4), staging: b(5), prefill_reserve: b(6),
             classes: vec![ClassRequest { expert_bytes: b(0), slot_bytes: b(7), layers: a[8], experts: a[9] }],
             top_k: a[10], is_streaming: a[11] % 2 == 0,
             budget: [Budget::Auto, Budget::Slots(a[11]), Budget::Bytes(b(11))][usize::from(ask)],

@@ -109,10 +109,34 @@ pub trait Backend: Sized + Send + Sync + 'static {
         len: usize,
     ) -> Result<(), BackendError>;
 
+    /// Device to device, ids.
+    fn copy_ids(
+        &self,
+        src: &Self::Ids,
+        src_at: usize,
+        dst: &mut Self::Ids,
+        dst_at: usize,
+        len: usize,
+    ) -> Result<(), BackendError> {
+        let mut host = vec![0; len];
+        self.download_ids(src, src_at, &mut host)?;
+        self.upload_ids(&host, dst, dst_at)
+    }
+
     /// `out = [rows, copies, cols of table]`: table rows, each repeated.
     fn embed(&self, op: ops::Embed<'_, Self>, out: &mut Self::Buf) -> Result<(), BackendError>;
     /// `out = [rows, w.rows]`: products of each row with each weight row.
     fn matmul(&self, op: ops::Matmul<'_, '_, Self>, out: &mut Self::Buf) -> Result<(), BackendError>;
+    /// `out_a = [rows, a.rows]`, `out_b = [rows, b.rows]`: as two products, for devices that prepare inputs once for both.
+    fn matmul_pair(
+        &self,
+        op: ops::MatmulPair<'_, '_, Self>,
+        out_a: &mut Self::Buf,
+        out_b: &mut Self::Buf,
+    ) -> Result<(), BackendError> {
+        self.matmul(ops::Matmul { w: op.a, x: op.x, rows: op.rows, groups: 1 }, out_a)?;
+        self.matmul(ops::Matmul { w: op.b, x: op.x, rows: op.rows, groups: 1 }, out_b)
+    }
     /// `out = [rows, width]`.
     fn rms_norm(&self, op: ops::RmsNorm<'_, Self>, out: &mut Self::Buf) -> Result<(), BackendError>;
     /// Rotates `x = [rows, heads, width]` in place.

@@ -28,6 +28,17 @@ pub struct Matmul<'w, 'a, B: Backend> {
     pub groups: usize,
 }
 
+/// Products of the same rows with two matrices.
+pub struct MatmulPair<'w, 'a, B: Backend> {
+    /// `[outputs, inputs]`.
+    pub a: B::MatView<'w>,
+    /// `[outputs, inputs]`.
+    pub b: B::MatView<'w>,
+    /// `[rows, inputs]`.
+    pub x: &'a B::Buf,
+    pub rows: usize,
+}
+
 /// `x * rsqrt(mean(x^2) + eps) * weight` for each row.
 pub struct RmsNorm<'a, B: Backend> {
     /// `[rows, width]`.
@@ -313,4 +324,9 @@ pub struct EngramGate<'a, B: Backend> {
     pub rms_eps: f32,
     /// Smallest magnitude under the square root.
     pub floor: f32,
+}
+
+/// Score of a router's logit (spec 3.9): `sqrt(softplus(logit))`, stable for large magnitudes.
+pub fn router_score(logit: f32) -> f32 {
+    (logit.max(0.0) + (-logit.abs()).exp().ln_1p()).sqrt()
 }

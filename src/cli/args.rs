@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, ValueEnum};
 
 use crate::cli::{CliError, output};
+use crate::engine::options::SWEEP_ROWS_MAX;
 
 /// Runs mixture-of-experts language models larger than memory by streaming their experts from an SSD.
 #[derive(Parser, Debug, Clone)]
@@ -63,6 +64,12 @@ pub struct ModelArgs {
     /// Prompt tokens computed together [default: 512]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32768))]
     pub prefill_chunk: Option<u32>,
+    /// Prompt tokens that share one read of each expert [default: what a sixteenth of the memory carries, at most 32768]
+    #[arg(long, value_name = "N|auto", value_parser = sweep_rows)]
+    pub sweep_rows: Option<SweepRows>,
+    /// Diagnostic: compute every prompt token in every layer, also where nothing can see it
+    #[arg(long)]
+    pub no_decoder_suffix: bool,
 }
 
 /// What to say to the model.
@@ -156,6 +163,15 @@ pub struct StreamingArgs {
     /// Experts to load before the first token [default: what the cache holds, within 4 GiB of reads]
     #[arg(long, value_name = "N", requires = "ssd_streaming")]
     pub ssd_streaming_preload_experts: Option<u32>,
+    /// Preload the experts that were popular in earlier runs, from a file of --save-hotlist
+    #[arg(long, value_name = "FILE", requires = "ssd_streaming")]
+    pub hotlist: Option<PathBuf>,
+    /// Save which experts are popular; an earlier list in the file fades and is added
+    #[arg(long, value_name = "FILE", requires = "ssd_streaming")]
+    pub save_hotlist: Option<PathBuf>,
+    /// Read experts ahead by a guess: of the last tokens' routes, of the next router, of both
+    #[arg(long, value_enum, default_value_t = LookaheadChoice::Auto, value_name = "NAME", requires = "ssd_streaming")]
+    pub lookahead: LookaheadChoice,
     /// Plan as if this much memory were in use by others
     #[arg(long, value_name = "NGB", allow_hyphen_values = true)]
     pub simulate_used_memory: Option<String>,
@@ -241,6 +257,16 @@ pub enum SimdChoice {
     Avx512,
 }
 
+/// Guesses that are read ahead.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LookaheadChoice {
+    Auto,
+    Off,
+    Memory,
+    Router,
+    Both,
+}
+
 /// Readers.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IoChoice {
@@ -309,6 +335,21 @@ pub fn rewrite(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
         .collect()
 }
 
+/// A value of `--sweep-rows`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SweepRows {
+    Auto,
+    Rows(usize),
+}
+
+fn sweep_rows(text: &str) -> Result<SweepRows, String> {
+    match text.parse::<usize>() {
+        Ok(rows @ 1..=SWEEP_ROWS_MAX) => Ok(SweepRows::Rows(rows)),
+        _ if text == "auto" => Ok(SweepRows::Auto),
+        _ => Err(format!("must be a number from 1 to {SWEEP_ROWS_MAX}, or auto")),
+    }
+}
+
 fn at_least_zero(text: &str) -> Result<f32, String> {
     match text.parse::<f32>() {
         Ok(value) if value >= 0.0 && value.is_finite() => Ok(value),
@@ -370,6 +411,9 @@ mod tests {
             ["--ctx", "0"],
             ["--threads", "0"],
             ["--prefill-chunk", "0"],
+            ["--sweep-rows", "0"],
+            ["--sweep-rows", "wide"],
+            ["--sweep-rows", "99999"],
             ["--io", "mmap"],
         ] {
             assert!(parse(&bad).is_err(), "{bad:?}");

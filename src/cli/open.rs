@@ -7,12 +7,12 @@ use std::sync::Mutex;
 
 use crate::backend::cpu::matmul::Arithmetic;
 use crate::backend::cpu::simd::SimdLevel;
-use crate::cli::args::{BackendChoice, Cli, DirectFlag, IoChoice, ProbeFlag, SimdChoice};
+use crate::cli::args::{BackendChoice, Cli, DirectFlag, IoChoice, LookaheadChoice, ProbeFlag, SimdChoice, SweepRows};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::note;
 use crate::cli::progress::{Meter, Unit};
 use crate::cli::{CliError, input};
-use crate::engine::options::{EngineOptions, Preload};
+use crate::engine::options::{EngineOptions, LookaheadMode, Preload};
 use crate::engine::prepare::Prepared;
 use crate::engine::{Engine, Step};
 use crate::storage::checksum::sidecar_path;
@@ -53,11 +53,25 @@ pub fn engine_options(cli: &Cli) -> Result<EngineOptions, CliError> {
         arithmetic: if cli.model.quality { Arithmetic::Quality } else { Arithmetic::Fast },
         simd: simd(cli.model.simd)?,
         chunk: cli.model.prefill_chunk.map(|n| n as usize),
+        sweep: match cli.model.sweep_rows {
+            None | Some(SweepRows::Auto) => None,
+            Some(SweepRows::Rows(rows)) => Some(rows),
+        },
+        decoder_suffix: !cli.model.no_decoder_suffix,
         kv_exact: cli.model.kv_exact,
         is_streaming: streaming.ssd_streaming,
         budget,
         policy: streaming.cache_policy.clone(),
         preload,
+        hotlist: streaming.hotlist.clone(),
+        save_hotlist: streaming.save_hotlist.clone(),
+        lookahead: match streaming.lookahead {
+            LookaheadChoice::Auto => LookaheadMode::AUTO,
+            LookaheadChoice::Off => LookaheadMode::Off,
+            LookaheadChoice::Memory => LookaheadMode::Memory,
+            LookaheadChoice::Router => LookaheadMode::Router,
+            LookaheadChoice::Both => LookaheadMode::Both,
+        },
         simulated_used,
         io: match streaming.io {
             IoChoice::Auto => ReaderChoice::Auto,
@@ -101,6 +115,9 @@ fn simd(choice: SimdChoice) -> Result<Option<SimdLevel>, CliError> {
 /// Shows what was found and planned.
 pub fn show_plan(prepared: &Prepared, options: &EngineOptions) {
     prepared.notices.iter().for_each(|line| note(line));
+    if options.hotlist.is_some() && options.preload == Preload::Cold {
+        note("note: --ssd-streaming-cold starts with an empty cache; the hotlist is not loaded");
+    }
     let threads = options.threads.unwrap_or_else(crate::sys::cpu_count);
     let level = options.simd.unwrap_or_else(SimdLevel::detect);
     let arithmetic = match options.arithmetic {

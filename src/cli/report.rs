@@ -2,12 +2,22 @@
 //! Only words numbers of `RunStats`. Surprising fact: the first line is read by scripts and keeps its wording for ever.
 
 use crate::cli::output;
+use crate::engine::lookahead::{LookaheadStats, Recall};
 use crate::engine::stats::RunStats;
+use crate::models::SweepCounts;
 use crate::units::Bytes;
 
 /// Lines of the report.
 pub fn lines(stats: &RunStats) -> Vec<String> {
     let mut lines = vec![format!("prefill: {:.2} t/s, generation: {:.2} t/s", stats.prefill_tps, stats.decode_tps)];
+    if stats.sweeps.sweeps > 0 {
+        let SweepCounts { sweeps, rows, layer_rows, layer_rows_skipped } = stats.sweeps;
+        lines.push(format!(
+            "prompt: {rows} rows in {sweeps} sweeps of at most {}, {:.1} % of their work left out because nothing can see it",
+            stats.sweep_rows,
+            100.0 * layer_rows_skipped as f64 / layer_rows.max(1) as f64
+        ));
+    }
     if stats.is_streaming {
         lines.extend(streaming(stats));
     }
@@ -42,7 +52,7 @@ fn streaming(stats: &RunStats) -> Vec<String> {
     let best = stats
         .best_hit_rate
         .map_or(String::new(), |best| format!(" (best possible {:.1} % from an empty cache)", 100.0 * best));
-    vec![
+    let mut lines = vec![
         format!(
             "expert cache: {} slots ({}), {} hits, {} misses, {:.1} % hit rate{best}, \
              {:.1} % in decode, {} evictions",
@@ -71,7 +81,39 @@ fn streaming(stats: &RunStats) -> Vec<String> {
             decode.wait_ns as f64 / 1e6,
             100.0 * stats.all_hit_layer_rate
         ),
-    ]
+    ];
+    if stats.preloaded_experts > 0 {
+        lines.push(format!(
+            "preload: {} experts ({}), {} of them were used before they left ({} hits): as many misses saved",
+            stats.preloaded_experts,
+            Bytes(stats.preload_bytes),
+            stats.preload_used,
+            stats.preload_hits
+        ));
+    }
+    lines.extend(stats.lookahead.as_ref().map(lookahead));
+    if let Some(text) = stats.advice.as_ref().and_then(|advice| advice.text.as_ref()) {
+        lines.push(format!("advice: {text}"));
+    }
+    lines
+}
+
+fn lookahead(stats: &LookaheadStats) -> String {
+    let percent = |recall: &Recall| 100.0 * recall.named as f64 / recall.uses.max(1) as f64;
+    let named = match stats.mode {
+        "memory" => format!("named {:.0} % of the experts used", percent(&stats.memory)),
+        "router" => format!("named {:.0} % of the experts used", percent(&stats.router)),
+        _ => format!(
+            "memory named {:.0} %, router {:.0} % of the experts used",
+            percent(&stats.memory),
+            percent(&stats.router)
+        ),
+    };
+    let total = stats.total;
+    format!(
+        "lookahead ({}): {named}; {} experts read ahead: {} useful, {} late, {} wasted",
+        stats.mode, total.issued, total.useful, total.late, total.wasted
+    )
 }
 
 /// Prints the report.

@@ -59,7 +59,7 @@ pub fn run(cli: &Cli) -> Result<(), CliError> {
     let engine = open(&options, &interrupt)?;
     // Dropped, with a last record, when the task is done.
     let _snapshots = cli.diagnosis.snapshot_file.as_deref().map(|p| snapshots(p, &engine)).transpose()?;
-    match (text, prompt, cli.diagnosis.decode_consistency) {
+    let done = match (text, prompt, cli.diagnosis.decode_consistency) {
         (None, None, _) => repl::run(cli, &engine, editor.expect("made above"), sampler, &interrupt),
         (Some(text), ..) => tasks::perplexity(cli, &engine, &interrupt, &text),
         (None, Some(prompt), Some(single)) => {
@@ -67,6 +67,19 @@ pub fn run(cli: &Cli) -> Result<(), CliError> {
             tasks::consistency(&engine, &interrupt, &tokens, single as usize)
         }
         (None, Some(prompt), None) => answer_once(cli, &engine, sampler, &interrupt, &prompt),
+    };
+    // What was learned is worth keeping when the run was interrupted, too.
+    let saved = save_hotlist(cli, &engine);
+    done.and(saved)
+}
+
+/// Writes `--save-hotlist`, if asked for and if anything was learned.
+fn save_hotlist(cli: &Cli, engine: &Engine) -> Result<(), CliError> {
+    let Some(path) = &cli.streaming.save_hotlist else { return Ok(()) };
+    let cannot = |e| CliError::failed(format!("--save-hotlist: cannot write {}: {e}", path.display()));
+    match engine.learned_hotlist().map_err(cannot)? {
+        Some(list) => write_json(path, &list).map_err(cannot),
+        None => Ok(()),
     }
 }
 
@@ -91,6 +104,7 @@ fn check_outputs(cli: &Cli, has_prompt: bool) -> Result<(), CliError> {
         ("--dump-logprobs", &args.dump_logprobs),
         ("--trace-routes", &args.trace_routes),
         ("--snapshot-file", &args.snapshot_file),
+        ("--save-hotlist", &cli.streaming.save_hotlist),
     ];
     for (flag, path) in written {
         if let Some(path) = path {

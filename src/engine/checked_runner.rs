@@ -5,11 +5,12 @@
 
 use std::sync::Arc;
 
+use crate::engine::lookahead::Lookahead;
 use crate::engine::passes::Passes;
 use crate::engine::routes::Routes;
 use crate::models::probe::Probe;
 use crate::models::supply::SupplyError;
-use crate::models::{LogitSink, ModelError, ModelRunner, RunnerBytes, Want};
+use crate::models::{LogitSink, ModelError, ModelRunner, Progress, RunnerBytes, Want};
 use crate::storage::reader::{FileChange, Reader};
 use crate::units::TokenId;
 
@@ -35,8 +36,22 @@ pub(super) struct CheckedRunner {
     pub reader: Option<Arc<dyn Reader>>,
     pub passes: Arc<Passes>,
     pub routes: Routes,
+    pub lookahead: Option<Arc<Lookahead>>,
     /// Number of the session, once it has a pass.
     pub session: Option<u32>,
+}
+
+impl CheckedRunner {
+    fn session(&mut self) -> u32 {
+        *self.session.get_or_insert_with(|| self.passes.next_session())
+    }
+
+    /// Tells the lookahead of a single token that comes next.
+    fn foresee(&mut self, tokens: &[TokenId]) {
+        if let (Some(lookahead), &[token]) = (self.lookahead.clone(), tokens) {
+            lookahead.begin_token(self.session(), self.inner.len(), token);
+        }
+    }
 }
 
 impl ModelRunner for CheckedRunner {
@@ -56,6 +71,10 @@ impl ModelRunner for CheckedRunner {
         self.inner.chunk()
     }
 
+    fn sweep(&self) -> usize {
+        self.inner.sweep()
+    }
+
     fn len(&self) -> usize {
         self.inner.len()
     }
@@ -70,16 +89,19 @@ impl ModelRunner for CheckedRunner {
     }
 
     fn prefetch_rows(&mut self, tokens: &[TokenId]) -> Result<(), ModelError> {
+        // Its experts can be guessed as soon as the id is known.
+        self.foresee(tokens);
         // The pass that uses these rows checks the file.
         self.inner.prefetch_rows(tokens)
     }
 
-    fn forward(
+    fn forward_watched(
         &mut self,
         tokens: &[TokenId],
         want: Want,
         sink: &mut LogitSink<'_>,
         probe: Option<&mut dyn Probe>,
+        progress: &mut Progress<'_>,
     ) -> Result<(), ModelError> {
         let path = |reader: &Arc<dyn Reader>| reader.path().display().to_string();
         if let Some(reader) = &self.reader {
@@ -87,11 +109,15 @@ impl ModelRunner for CheckedRunner {
             reader.check_file().map_err(changed)?;
         }
         let before = self.inner.len();
-        let session = *self.session.get_or_insert_with(|| self.passes.next_session());
+        let session = self.session();
+        self.foresee(tokens);
         self.routes.begin_pass(session, before, tokens);
-        let result = self.inner.forward(tokens, want, sink, probe);
+        let result = self.inner.forward_watched(tokens, want, sink, probe, progress);
         self.routes.end_pass(result.is_ok());
         self.passes.count(tokens.len(), self.inner.len() - before);
+        if let (Some(lookahead), true, true) = (&self.lookahead, result.is_ok(), tokens.len() > 1) {
+            lookahead.pass_over(session, before, tokens);
+        }
         result.map_err(|error| match (error, &self.reader) {
             (error @ ModelError::RowData { .. }, Some(reader)) => {
                 SupplyError(Box::new(FileDamaged { path: path(reader), error })).into()

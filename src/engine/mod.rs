@@ -1,11 +1,13 @@
 //! Opens a model file, plans memory, and wires models to storage: the only module that sees both sides.
 //! Never computes and never parses. Surprising fact: nothing large is allocated before the plan is made and accepted.
 
+pub mod advice;
 mod checked_runner;
 pub mod doctor;
 pub mod forecast;
+pub mod hotlist;
+pub mod lookahead;
 pub mod metadata;
-mod model_identity;
 pub mod observe;
 pub mod options;
 pub mod passes;
@@ -15,6 +17,7 @@ pub mod routes;
 pub mod slabs;
 pub mod stats;
 pub mod supply;
+mod trace_header;
 pub mod weights;
 
 use std::io::{self, Write};
@@ -32,7 +35,7 @@ use crate::backend::cpu::simd::SimdLevel;
 use crate::backend::{Backend, BackendError};
 use crate::models::metadata::ConfigError;
 use crate::models::supply::{ExpertSupply, RowSupply};
-use crate::models::{self, Model, ModelError, ModelRunner, RunnerOptions};
+use crate::models::{self, Model, ModelError, ModelRunner, RunnerOptions, SweepCounts};
 use crate::obs::VerifyCounters;
 use crate::storage::checksum::ChecksumError;
 use crate::storage::expert_cache::{self, CacheError, CacheParts, ExpertCache};
@@ -47,8 +50,10 @@ use crate::text::tokenizer::{Tokenizer, TokenizerError};
 use crate::units::{Bytes, ExpertKey};
 use checked_runner::CheckedRunner;
 use forecast::Forecast;
+use hotlist::{Hotlist, HotlistError};
+use lookahead::{Lookahead, LookaheadStats};
 use metadata::FileMetadata;
-use options::EngineOptions;
+use options::{EngineOptions, LookaheadMode};
 use passes::Passes;
 use prepare::{Prepared, prepare};
 use routes::Routes;
@@ -95,6 +100,8 @@ pub enum EngineError {
     Model(#[from] ModelError),
     #[error(transparent)]
     Backend(#[from] BackendError),
+    #[error(transparent)]
+    Hotlist(#[from] HotlistError),
     #[error(
         "the file holds experts of a layer in tensors that were not loaded; convert it again with ds4-gguf convert"
     )]
@@ -141,6 +148,9 @@ pub struct Engine {
     cache: Option<Arc<ExpertCache>>,
     routes: Routes,
     passes: Arc<Passes>,
+    lookahead: Option<Arc<Lookahead>>,
+    /// An earlier list at the place where this run's popularity will be saved.
+    older_hotlist: Option<Hotlist>,
     /// Experts and bytes that a preload has read.
     preloaded: (u64, Bytes),
     forecast: Forecast,
@@ -158,6 +168,7 @@ impl Engine {
     ) -> Result<Self, EngineError> {
         let prepared = prepare(options)?;
         accept(&prepared);
+        let (hotlist, older_hotlist) = hotlist::read_lists(options, &prepared)?;
         let threads = options.threads.unwrap_or_else(sys::cpu_count);
         let backend =
             Arc::new(CpuBackend::new(threads, options.arithmetic, options.simd.unwrap_or_else(SimdLevel::detect))?);
@@ -168,18 +179,33 @@ impl Engine {
         let model = models::load(&FileMetadata(prepared.file.metadata()), Arc::clone(&backend), &source)
             .map_err(|e| EngineError::from(e).inside(prepared.file.path()))?;
         let layers = prepared.layout.experts.clone();
+        let mut lookahead = None;
         let (mut preloaded, mut routes) = ((0, Bytes(0)), Routes::without_verdict());
         let (experts, cache): (Arc<dyn ExpertSupply<CpuBackend>>, _) = if options.is_streaming {
             let cache = Arc::new(make_cache(&prepared)?);
             routes = Routes::new(&layers.iter().map(|l| (l.layer, l.experts)).collect::<Vec<_>>());
             cache.set_route_sink(Some(routes.sink()));
-            preloaded = preload(&cache, &prepared, progress)?;
-            (Arc::new(StreamedExperts::new(Arc::clone(&cache), layers)), Some(cache))
+            preloaded = preload(&cache, &prepared, hotlist.as_ref(), progress)?;
+            lookahead = make_lookahead(options, &prepared, &cache);
+            let experts = StreamedExperts::new(Arc::clone(&cache), layers, lookahead.clone());
+            (Arc::new(experts), Some(cache))
         } else {
             let resident = ResidentExperts::new(loaded, layers, routes.clone()).ok_or(EngineError::ExpertTensors)?;
             (Arc::new(resident), None)
         };
-        Ok(Self { prepared, backend, model, experts, cache, routes, passes: Arc::default(), preloaded, forecast })
+        Ok(Self {
+            prepared,
+            backend,
+            model,
+            experts,
+            cache,
+            routes,
+            passes: Arc::default(),
+            lookahead,
+            older_hotlist,
+            preloaded,
+            forecast,
+        })
     }
 
     /// A fresh sequence with the planned context.
@@ -197,7 +223,7 @@ impl Engine {
         // Once everything is in memory the file no longer matters.
         let reader = reads_on.then(|| Arc::clone(&self.prepared.reader));
         let (passes, routes) = (Arc::clone(&self.passes), self.routes.clone());
-        Ok(Box::new(CheckedRunner { inner, reader, passes, routes, session: None }))
+        Ok(Box::new(CheckedRunner { inner, reader, passes, routes, lookahead: self.lookahead.clone(), session: None }))
     }
 
     /// A fresh sequence with another context length, in place of one with the planned length, which the caller has dropped.
@@ -230,6 +256,11 @@ impl Engine {
         &self.prepared.tokenizer
     }
 
+    /// What the sweeps of all sequences did.
+    pub fn sweep_counts(&self) -> SweepCounts {
+        self.model.sweep_counts()
+    }
+
     /// Name of the device.
     pub fn backend_name(&self) -> &'static str {
         self.backend.name()
@@ -250,8 +281,7 @@ impl Engine {
 
     /// Size classes with their slots, as policies and simulators see them.
     pub fn class_shapes(&self) -> Vec<ClassShape> {
-        let classes = self.prepared.classes.iter().zip(&self.prepared.plan.classes);
-        classes.map(|(class, planned)| class.shape(planned.slots as usize)).collect()
+        self.prepared.class_shapes()
     }
 
     /// Writes the routes of all passes from now on to `out`, until [`Engine::end_trace`].
@@ -284,6 +314,11 @@ impl Engine {
     /// A model file that cannot be read, or is no longer the one that was opened.
     pub fn identity(&self) -> io::Result<ModelIdentity> {
         self.prepared.identity()
+    }
+
+    /// What the lookahead did; `None` when there is none.
+    pub fn lookahead(&self) -> Option<LookaheadStats> {
+        self.lookahead.as_ref().map(|lookahead| lookahead.stats())
     }
 
     /// The reader of the model file.
@@ -349,6 +384,15 @@ fn make_cache(prepared: &Prepared) -> Result<ExpertCache, EngineError> {
     })?)
 }
 
+fn make_lookahead(options: &EngineOptions, prepared: &Prepared, cache: &Arc<ExpertCache>) -> Option<Arc<Lookahead>> {
+    if options.lookahead == LookaheadMode::Off {
+        return None;
+    }
+    let (_, experts, top_k) = prepared.config.expert_shape();
+    let layers = prepared.layout.experts.iter().map(|l| l.layer).collect();
+    Some(Arc::new(Lookahead::new(options.lookahead, Arc::clone(cache), layers, (experts, top_k))))
+}
+
 /// The same number of experts of every layer, in file order: without routes to go by, no layer deserves more.
 fn preload_keys(prepared: &Prepared) -> Vec<ExpertKey> {
     let layers = &prepared.layout.experts;
@@ -365,8 +409,16 @@ fn preload_keys(prepared: &Prepared) -> Vec<ExpertKey> {
     keys
 }
 
-fn preload(cache: &ExpertCache, prepared: &Prepared, progress: &OnProgress<'_>) -> Result<(u64, Bytes), EngineError> {
-    let keys = preload_keys(prepared);
+fn preload(
+    cache: &ExpertCache,
+    prepared: &Prepared,
+    hotlist: Option<&Hotlist>,
+    progress: &OnProgress<'_>,
+) -> Result<(u64, Bytes), EngineError> {
+    let keys = match hotlist {
+        Some(list) => list.best(&prepared.class_shapes(), prepared.plan.preload),
+        None => preload_keys(prepared),
+    };
     if keys.is_empty() {
         return Ok((0, Bytes(0)));
     }

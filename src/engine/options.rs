@@ -14,6 +14,10 @@ use crate::units::{Budget, Bytes};
 pub const CTX_DEFAULT_MAX: usize = 32_768;
 /// Rows computed together in prefill when nothing else is asked for.
 pub const CHUNK_DEFAULT: usize = 512;
+/// Widest sweep: what the state between layers of one takes grows with its rows, what it saves does not.
+pub const SWEEP_ROWS_MAX: usize = 32_768;
+/// An automatic sweep takes at most one part in this many of the usable memory, since what it takes the expert cache lacks.
+pub const SWEEP_SHARE: u64 = 16;
 
 /// How the cache is filled before the first token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -30,6 +34,43 @@ pub enum Preload {
 /// Reads that an automatic preload may cost: about three seconds of a slow drive, less than one of a fast one.
 pub const PRELOAD_AUTO_MAX: Bytes = Bytes::gib(4);
 
+/// Which guesses about the next experts are read ahead.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LookaheadMode {
+    #[default]
+    Off,
+    /// What the last tokens with the same ids used.
+    Memory,
+    /// What the next layer's router makes of the hidden state now.
+    Router,
+    Both,
+}
+
+impl LookaheadMode {
+    /// What `--lookahead auto` means: chosen by alternating runs (docs/CACHE_TUNING.md, "Reading ahead").
+    pub const AUTO: Self = Self::Off;
+
+    /// As the user types it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Memory => "memory",
+            Self::Router => "router",
+            Self::Both => "both",
+        }
+    }
+
+    /// Whether the route memory is asked.
+    pub fn uses_memory(self) -> bool {
+        matches!(self, Self::Memory | Self::Both)
+    }
+
+    /// Whether the next layer's router is asked.
+    pub fn uses_router(self) -> bool {
+        matches!(self, Self::Router | Self::Both)
+    }
+}
+
 /// Everything that shapes an engine.
 #[derive(Clone)]
 pub struct EngineOptions {
@@ -44,6 +85,10 @@ pub struct EngineOptions {
     pub simd: Option<SimdLevel>,
     /// Rows computed together in prefill; `None` for the default.
     pub chunk: Option<usize>,
+    /// Rows that share one read of each expert; `None` for what [`SWEEP_SHARE`] of the memory carries.
+    pub sweep: Option<usize>,
+    /// Leave out prompt rows that no layer needs; never changes a bit.
+    pub decoder_suffix: bool,
     /// Leave the rounding of cached rows out.
     pub kv_exact: bool,
     /// Keep experts on the drive.
@@ -53,6 +98,11 @@ pub struct EngineOptions {
     /// Eviction policy by name; "auto" is the recommended one.
     pub policy: String,
     pub preload: Preload,
+    /// Preload by this list, learned earlier with the same model file.
+    pub hotlist: Option<PathBuf>,
+    /// Where the popularity of this run will be saved: an earlier list there is read at the start, to be merged.
+    pub save_hotlist: Option<PathBuf>,
+    pub lookahead: LookaheadMode,
     /// Memory to treat as used by others.
     pub simulated_used: Bytes,
     pub io: ReaderChoice,
@@ -80,11 +130,16 @@ impl EngineOptions {
             arithmetic: Arithmetic::Fast,
             simd: None,
             chunk: None,
+            sweep: None,
+            decoder_suffix: true,
             kv_exact: false,
             is_streaming: false,
             budget: None,
             policy: "auto".into(),
             preload: Preload::Auto,
+            hotlist: None,
+            save_hotlist: None,
+            lookahead: LookaheadMode::AUTO,
             simulated_used: Bytes(0),
             io: ReaderChoice::Auto,
             verify: None,

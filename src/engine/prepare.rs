@@ -3,22 +3,29 @@
 //! process and not as a surprise.
 
 use std::collections::HashMap;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use cache_policy::ClassShape;
 use cache_policy::plan::{self, ClassRequest, Plan, Request};
 use cache_policy::policies::{MakePolicy, by_name};
 
 use crate::backend::cpu::matmul::{self, ProductShape};
 use crate::engine::EngineError;
+use crate::engine::lookahead::memory_bytes;
 use crate::engine::metadata::{FileMetadata, vocabulary};
-use crate::engine::options::{CHUNK_DEFAULT, CTX_DEFAULT_MAX, EngineOptions, PRELOAD_AUTO_MAX, Preload};
+use crate::engine::options::{
+    CHUNK_DEFAULT, CTX_DEFAULT_MAX, EngineOptions, LookaheadMode, PRELOAD_AUTO_MAX, Preload, SWEEP_ROWS_MAX,
+    SWEEP_SHARE,
+};
 use crate::models::{self, ModelConfig, Product, RunnerOptions};
 use crate::obs::VerifyCounters;
 use crate::quant::QuantType;
 use crate::storage::checksum::Checksums;
 use crate::storage::expert_cache::{SizeClass, size_classes};
 use crate::storage::gguf::GgufFile;
+use crate::storage::identity::ModelIdentity;
 use crate::storage::layout::{LayerExperts, Layout};
 use crate::storage::probe::{DriveRates, ProbeChoice, ProbeError, drive_rates};
 use crate::storage::reader::{Alignment, DirectChoice, Reader, ReaderOptions, open_reader};
@@ -54,18 +61,33 @@ pub struct Prepared {
 }
 
 impl Prepared {
+    /// Size classes with their slots, as policies and simulators see them.
+    pub fn class_shapes(&self) -> Vec<ClassShape> {
+        let classes = self.classes.iter().zip(&self.plan.classes);
+        classes.map(|(class, planned)| class.shape(planned.slots as usize)).collect()
+    }
+
+    /// What tells this model file from any other.
+    ///
+    /// # Errors
+    /// A model file that cannot be read, or is no longer the one that was opened.
+    pub fn identity(&self) -> io::Result<ModelIdentity> {
+        let (_, _, top_k) = self.config.expert_shape();
+        ModelIdentity::of(&self.file, self.config.arch(), &self.layout.experts, top_k as u64)
+    }
+
     /// The plan for the same file under `options` that differ in budget, preload or streaming only.
     ///
     /// # Errors
     /// The planner's refusals.
     pub fn plan_again(&self, options: &EngineOptions) -> Result<Plan, EngineError> {
         let device = matmul::scratch_bytes(options.arithmetic, &self.products);
-        let runner = (&self.runner, device);
+        let (runner, facts) = ((&self.runner, device), memory_facts(options)?);
         make_plan(
             options,
+            &facts,
             self.config.as_ref(),
-            &self.layout,
-            &self.classes,
+            (&self.layout, &self.classes),
             runner,
             (self.rows.as_deref(), self.verify_bytes),
         )
@@ -90,7 +112,7 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
     let device = matmul::scratch_bytes(options.arithmetic, &products);
     let sums =
         options.verify.as_ref().map(|sidecar| Checksums::open(sidecar, &file, &layout)).transpose()?.map(Arc::new);
-    let wire = |reader| wire(options, config.as_ref(), &layout, (&runner, device), reader, sums.as_ref());
+    let wire = |reader| wire(options, config.as_ref(), &layout, (runner, device), reader, sums.as_ref());
     let mut wired = wire(match &options.reader {
         Some(reader) => Arc::clone(reader),
         None => open_reader(&options.model, &tuning)?,
@@ -100,7 +122,7 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
         wired = wire(open_reader(&options.model, &tuning)?)?;
         notices.push(reason);
     }
-    let Wired { reader, rows, classes, plan, verify, verify_bytes } = wired;
+    let Wired { reader, rows, classes, runner, plan, verify, verify_bytes } = wired;
     notices.extend(reader.notices().iter().map(ToString::to_string));
     Ok(Prepared {
         file,
@@ -160,6 +182,8 @@ struct Wired {
     reader: Arc<dyn Reader>,
     rows: Option<Arc<RowTables>>,
     classes: Vec<SizeClass>,
+    /// With the sweeps that the plan has room for.
+    runner: RunnerOptions,
     plan: Plan,
     verify: Option<Arc<VerifyCounters>>,
     verify_bytes: u64,
@@ -169,7 +193,7 @@ fn wire(
     options: &EngineOptions,
     config: &dyn ModelConfig,
     layout: &Layout,
-    runner: (&RunnerOptions, u64),
+    runner: (RunnerOptions, u64),
     reader: Arc<dyn Reader>,
     sums: Option<&Arc<Checksums>>,
 ) -> Result<Wired, EngineError> {
@@ -185,8 +209,8 @@ fn wire(
     // Resident experts are loaded unpadded; only reads into slots need room for alignment.
     let alignment = if options.is_streaming { reader.alignment() } else { Alignment::NONE };
     let classes = size_classes(&layout.experts, alignment)?;
-    let plan = make_plan(options, config, layout, &classes, runner, (rows.as_deref(), verify_bytes))?;
-    Ok(Wired { reader, rows, classes, plan, verify, verify_bytes })
+    let (runner, plan) = plan_sweeps(options, config, (layout, &classes), runner, (rows.as_deref(), verify_bytes))?;
+    Ok(Wired { reader, rows, classes, runner, plan, verify, verify_bytes })
 }
 
 /// The tables of the file, if it has some.
@@ -242,7 +266,49 @@ fn runner_options(options: &EngineOptions, config: &dyn ModelConfig, notices: &m
         ));
     }
     let chunk = options.chunk.unwrap_or(CHUNK_DEFAULT).min(ctx);
-    RunnerOptions { ctx, chunk, kv_exact: options.kv_exact }
+    let (decoder_suffix, kv_exact) = (options.decoder_suffix, options.kv_exact);
+    RunnerOptions { decoder_suffix, kv_exact, ..RunnerOptions::new(ctx, chunk) }
+}
+
+/// Widest sweep, in whole chunks, whose rows take at most their share of `usable`.
+fn widest_sweep(config: &dyn ModelConfig, runner: &RunnerOptions, usable: Bytes) -> usize {
+    let bytes = |chunks: usize| {
+        let bytes = config.runner_bytes(&RunnerOptions { sweep: chunks * runner.chunk, ..*runner });
+        bytes.scratch.saturating_add(bytes.kv)
+    };
+    let least = bytes(1);
+    let (mut fits, mut too_many) = (1, runner.ctx.min(SWEEP_ROWS_MAX).div_ceil(runner.chunk) + 1);
+    while too_many - fits > 1 {
+        let middle = fits.midpoint(too_many);
+        let is_within = bytes(middle).saturating_sub(least) <= usable.0 / SWEEP_SHARE;
+        *(if is_within { &mut fits } else { &mut too_many }) = middle;
+    }
+    fits * runner.chunk
+}
+
+fn memory_facts(options: &EngineOptions) -> Result<plan::Facts, EngineError> {
+    Ok(plan::Facts { simulated_used: options.simulated_used, ..sys::memory_facts()? })
+}
+
+/// The plan, and the runner with the sweeps that it has room for. A width that was asked for is not changed.
+fn plan_sweeps(
+    options: &EngineOptions,
+    config: &dyn ModelConfig,
+    (layout, classes): (&Layout, &[SizeClass]),
+    (mut runner, device): (RunnerOptions, u64),
+    rows: (Option<&RowTables>, u64),
+) -> Result<(RunnerOptions, Plan), EngineError> {
+    let facts = memory_facts(options)?;
+    runner.sweep = options.sweep.unwrap_or_else(|| widest_sweep(config, &runner, facts.usable()));
+    loop {
+        match make_plan(options, &facts, config, (layout, classes), (&runner, device), rows) {
+            // Whatever else was asked for comes first.
+            Err(EngineError::Plan(_)) if options.sweep.is_none() && runner.sweep > runner.chunk => {
+                runner.sweep = (runner.sweep / 2).next_multiple_of(runner.chunk).min(runner.sweep - runner.chunk);
+            }
+            planned => return Ok((runner, planned?)),
+        }
+    }
 }
 
 /// The products of a pass with the types that the file has. A tensor that is missing is an error of the loader.
@@ -267,23 +333,24 @@ fn staging(runner: &RunnerOptions, config: &dyn ModelConfig, rows: Option<&RowTa
 
 fn make_plan(
     options: &EngineOptions,
+    facts: &plan::Facts,
     config: &dyn ModelConfig,
-    layout: &Layout,
-    classes: &[SizeClass],
+    (layout, classes): (&Layout, &[SizeClass]),
     (runner, device): (&RunnerOptions, u64),
     (rows, verify_bytes): (Option<&RowTables>, u64),
 ) -> Result<Plan, EngineError> {
-    let mut facts = sys::memory_facts()?;
-    facts.simulated_used = options.simulated_used;
     let bytes = config.runner_bytes(runner);
     let (_, _, top_k) = config.expert_shape();
+    let is_ahead = options.is_streaming && options.lookahead != LookaheadMode::Off;
+    let lookahead = if is_ahead { memory_bytes(options.lookahead, config.expert_shape()) } else { 0 };
     let requests: Vec<ClassRequest> = classes.iter().map(SizeClass::request).collect();
     let mut request = Request {
         process: sys::process_memory()?.resident,
         resident: layout.resident_bytes,
         ctx: runner.ctx as u64,
+        sweep: runner.sweep_rows() as u64,
         kv: Bytes(bytes.kv),
-        scratch: Bytes(bytes.scratch.saturating_add(device)),
+        scratch: Bytes(bytes.scratch.saturating_add(device).saturating_add(lookahead)),
         staging: Bytes(staging(runner, config, rows).saturating_add(verify_bytes)),
         prefill_reserve: Bytes(0),
         classes: requests,
@@ -297,10 +364,10 @@ fn make_plan(
         request.preload = match options.preload {
             Preload::Cold => None,
             Preload::Experts(experts) => Some(experts),
-            Preload::Auto => Some(preload_auto(&facts, &request)?),
+            Preload::Auto => Some(preload_auto(facts, &request)?),
         };
     }
-    Ok(plan::plan(&facts, &request)?)
+    Ok(plan::plan(facts, &request)?)
 }
 
 /// What an automatic preload reads: what fits the cache, within a few seconds of reads.

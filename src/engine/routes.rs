@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use cache_policy::sim::Tally;
-use cache_policy::{ClassShape, Phase, Recording, TraceHeader};
+use cache_policy::{ClassShape, MissCurve, Phase, Recording, TraceHeader};
 use parking_lot::Mutex;
 
 use crate::engine::route_trace::RouteTrace;
@@ -49,6 +49,13 @@ impl Routes {
     /// The fewest misses that any cache of these classes could have had on the run's requests, starting empty.
     pub fn optimum(&self, shapes: &[ClassShape]) -> Option<Tally> {
         self.0.lock().kept.as_ref().map(|recording| recording.optimum(shapes, 0))
+    }
+
+    /// Misses of LRU at every size, by class.
+    pub fn miss_curves(&self, shapes: &[ClassShape]) -> Option<Vec<MissCurve>> {
+        let state = self.0.lock();
+        let kept = state.kept.as_ref().filter(|recording| recording.uses() > 0);
+        kept.map(|recording| recording.miss_curves(shapes))
     }
 
     /// Writes what follows to `out`.

@@ -7,7 +7,10 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::engine::Engine;
+use crate::engine::advice::Advice;
 use crate::engine::forecast::{Achieved, DecodeSums, Forecast};
+use crate::engine::lookahead::LookaheadStats;
+use crate::models::SweepCounts;
 use crate::obs::{ReadSnapshot, RowSnapshot, VerifyCounters, VerifySnapshot};
 use crate::storage::expert_cache::CacheStats;
 use crate::storage::probe::DriveRates;
@@ -74,6 +77,14 @@ pub struct RunStats {
     pub evictions: u64,
     pub preloaded_experts: u64,
     pub preload_bytes: u64,
+    /// Preloaded experts that were requested before they left: misses saved.
+    pub preload_used: u64,
+    /// Hits on preloaded experts before they left.
+    pub preload_hits: u64,
+    /// What reading ahead did; absent when it is off.
+    pub lookahead: Option<LookaheadStats>,
+    /// What another budget would have done; absent when not streaming and in very long runs.
+    pub advice: Option<Advice>,
     /// Bytes of experts read on demand.
     pub expert_read_bytes: u64,
     /// Experts read on demand.
@@ -86,6 +97,9 @@ pub struct RunStats {
     pub row_read_bytes: u64,
     pub row_submissions: u64,
     pub row_wait_ms: f64,
+    /// Rows of the widest sweep, and what the sweeps computed and left out.
+    pub sweep_rows: u64,
+    pub sweeps: SweepCounts,
     pub planned_bytes: u64,
     pub peak_rss_bytes: u64,
     /// What a token costs and what drive and memory give.
@@ -149,6 +163,10 @@ impl RunStats {
             evictions: both.evictions,
             preloaded_experts,
             preload_bytes: preload_bytes.0,
+            preload_used: cache.preload_used,
+            preload_hits: cache.preload_hits,
+            lookahead: engine.lookahead(),
+            advice: engine.advice(),
             expert_read_bytes: both.read_bytes,
             expert_reads: both.misses,
             read_gb_per_s: reads.gb_per_s,
@@ -159,6 +177,8 @@ impl RunStats {
             row_read_bytes: rows.row_bytes,
             row_submissions: rows.submissions,
             row_wait_ms: rows.wait_ms,
+            sweep_rows: plan.sweep,
+            sweeps: engine.sweep_counts(),
             planned_bytes: plan.total().0,
             peak_rss_bytes: sys::process_memory().map_or(0, |m| m.peak.0),
             forecast: *engine.forecast(),

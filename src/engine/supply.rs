@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cpu::matmul::MatView;
+use crate::engine::lookahead::Lookahead;
 use crate::engine::routes::Routes;
 use crate::models::supply::{ExpertLease, ExpertMats, ExpertSupply, Phase, RowSupply, RowTicket, SupplyError};
 use crate::storage::expert_cache::{self, ExpertCache};
@@ -42,12 +43,13 @@ fn mats<'a>(layer: &LayerExperts, [gate, up, down]: [&'a [u8]; 3]) -> ExpertMats
 pub struct StreamedExperts {
     cache: Arc<ExpertCache>,
     layers: Vec<LayerExperts>,
+    lookahead: Option<Arc<Lookahead>>,
 }
 
 impl StreamedExperts {
-    /// Experts of `layers` (by rising layer) behind `cache`.
-    pub fn new(cache: Arc<ExpertCache>, layers: Vec<LayerExperts>) -> Self {
-        Self { cache, layers }
+    /// Experts of `layers` (by rising layer) behind `cache`, told to `lookahead` if there is one.
+    pub fn new(cache: Arc<ExpertCache>, layers: Vec<LayerExperts>, lookahead: Option<Arc<Lookahead>>) -> Self {
+        Self { cache, layers, lookahead }
     }
 }
 
@@ -69,7 +71,21 @@ impl ExpertSupply<CpuBackend> for StreamedExperts {
     ) -> Result<Box<dyn ExpertLease<CpuBackend> + '_>, SupplyError> {
         let found = find_layer(&self.layers, layer)?;
         let lease = self.cache.request(layer, ids, phase).map_err(failed)?;
+        // After the request: its own reads go first.
+        if let Some(lookahead) = &self.lookahead {
+            lookahead.requested(layer, ids, phase);
+        }
         Ok(Box::new(StreamedLease { lease, layer: found }))
+    }
+
+    fn guesses_wanted(&self) -> usize {
+        self.lookahead.as_ref().map_or(0, |lookahead| lookahead.guesses_wanted())
+    }
+
+    fn guess(&self, layer: LayerIdx, ids: &[ExpertIdx]) {
+        if let Some(lookahead) = &self.lookahead {
+            lookahead.guessed(layer, ids);
+        }
     }
 }
 

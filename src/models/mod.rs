@@ -9,7 +9,9 @@ pub mod probe;
 pub mod supply;
 pub mod weights;
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::backend::{Backend, BackendError};
 use crate::units::TokenId;
@@ -41,6 +43,9 @@ pub enum ModelError {
     RowBytes { found: usize, expected: usize },
     #[error("the supply lends {found} experts at a time, but a token routes {needed}; use a larger cache budget")]
     LeaseTooSmall { found: usize, needed: usize },
+    /// The caller's progress hook ended the pass.
+    #[error("interrupted")]
+    Interrupted,
 }
 
 /// For which rows of a forward pass logits are wanted.
@@ -54,6 +59,9 @@ pub enum Want {
 /// Receives `(position, logits of the vocabulary)`, by rising position.
 pub type LogitSink<'a> = dyn FnMut(usize, &[f32]) + Send + 'a;
 
+/// Told how many rows' worth of a pass is done, layer by layer; `Break` gives the pass up.
+pub type Progress<'a> = dyn FnMut(usize) -> ControlFlow<()> + Send + 'a;
+
 /// One sequence of tokens running through one model. Object safe, so that a session need not know the architecture.
 pub trait ModelRunner: Send {
     /// `general.architecture` of the file.
@@ -62,8 +70,10 @@ pub trait ModelRunner: Send {
     fn vocab(&self) -> usize;
     /// Most tokens that the state can hold.
     fn ctx(&self) -> usize;
-    /// Most rows that go through the layers together.
+    /// Most rows that are computed together.
     fn chunk(&self) -> usize;
+    /// Most rows that go through one layer before the next one begins, at least a chunk; what completes or fails as a whole.
+    fn sweep(&self) -> usize;
     /// Tokens in the state.
     fn len(&self) -> usize;
     /// Whether the state holds no token.
@@ -78,14 +88,26 @@ pub trait ModelRunner: Send {
     /// Starts reading what `tokens` will need if they are the next ones. Costs nothing if the model has no tables.
     fn prefetch_rows(&mut self, tokens: &[TokenId]) -> Result<(), ModelError>;
 
-    /// Appends `tokens`. After an error the state holds the tokens of the chunks that were completed (see `len`); the
-    /// failing chunk left no trace, and the next call works.
+    /// Appends `tokens`. After an error the state holds the tokens of the sweeps that were completed (see `len`); the
+    /// failing sweep left no trace, and the next call works.
     fn forward(
         &mut self,
         tokens: &[TokenId],
         want: Want,
         sink: &mut LogitSink<'_>,
         probe: Option<&mut dyn Probe>,
+    ) -> Result<(), ModelError> {
+        self.forward_watched(tokens, want, sink, probe, &mut |_| ControlFlow::Continue(()))
+    }
+
+    /// As `forward`, with a hook that is told how far the pass is and may end it (`ModelError::Interrupted`).
+    fn forward_watched(
+        &mut self,
+        tokens: &[TokenId],
+        want: Want,
+        sink: &mut LogitSink<'_>,
+        probe: Option<&mut dyn Probe>,
+        progress: &mut Progress<'_>,
     ) -> Result<(), ModelError>;
 }
 
@@ -94,10 +116,69 @@ pub trait ModelRunner: Send {
 pub struct RunnerOptions {
     /// Most tokens of the sequence.
     pub ctx: usize,
-    /// Most rows that go through the layers together.
+    /// Most rows that are computed together.
     pub chunk: usize,
+    /// Most rows that go through one layer before the next one begins; less than a chunk counts as one.
+    pub sweep: usize,
+    /// Leave rows out of the layers behind the last compressed rows where nothing can see them. Never changes a bit.
+    pub decoder_suffix: bool,
     /// Diagnostic: leave the rounding of cached rows out.
     pub kv_exact: bool,
+}
+
+impl RunnerOptions {
+    /// Sweeps of one chunk.
+    pub fn new(ctx: usize, chunk: usize) -> Self {
+        Self { ctx, chunk, sweep: chunk, decoder_suffix: true, kv_exact: false }
+    }
+
+    /// Rows of the widest sweep.
+    pub fn sweep_rows(&self) -> usize {
+        self.sweep.min(self.ctx).max(self.chunk)
+    }
+}
+
+/// What the passes of several rows computed and left out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize)]
+pub struct SweepCounts {
+    /// Sweeps of more than one row.
+    pub sweeps: u64,
+    /// Their rows.
+    pub rows: u64,
+    /// Rows times layers.
+    pub layer_rows: u64,
+    /// Those of them whose outputs nothing could see, so that they were not computed.
+    pub layer_rows_skipped: u64,
+}
+
+/// Where a model counts its sweeps.
+#[derive(Default)]
+pub struct PassCounters {
+    sweeps: AtomicU64,
+    rows: AtomicU64,
+    layer_rows: AtomicU64,
+    skipped: AtomicU64,
+}
+
+impl PassCounters {
+    /// A sweep of `rows` through `layers`, of which `skipped` rows times layers are left out.
+    pub fn count(&self, rows: usize, layers: usize, skipped: u64) {
+        // Relaxed: the numbers order nothing.
+        self.sweeps.fetch_add(1, Ordering::Relaxed);
+        self.rows.fetch_add(rows as u64, Ordering::Relaxed);
+        self.layer_rows.fetch_add((rows * layers) as u64, Ordering::Relaxed);
+        self.skipped.fetch_add(skipped, Ordering::Relaxed);
+    }
+
+    /// The numbers now.
+    pub fn snapshot(&self) -> SweepCounts {
+        SweepCounts {
+            sweeps: self.sweeps.load(Ordering::Relaxed),
+            rows: self.rows.load(Ordering::Relaxed),
+            layer_rows: self.layer_rows.load(Ordering::Relaxed),
+            layer_rows_skipped: self.skipped.load(Ordering::Relaxed),
+        }
+    }
 }
 
 /// Memory of one runner, for the planner. Allocations equal it exactly.
@@ -153,6 +234,9 @@ pub trait Model<B: Backend>: Send + Sync {
         experts: Arc<dyn ExpertSupply<B>>,
         rows: Option<Arc<dyn RowSupply>>,
     ) -> Result<Box<dyn ModelRunner>, ModelError>;
+
+    /// What the sweeps of all its runners did.
+    fn sweep_counts(&self) -> SweepCounts;
 }
 
 /// Architectures that this build runs.

@@ -42,6 +42,16 @@ pub trait ExpertSupply<B: Backend>: Send + Sync {
         ids: &[ExpertIdx],
         phase: Phase,
     ) -> Result<Box<dyn ExpertLease<B> + '_>, SupplyError>;
+
+    /// How many experts of the next layer a step of one token should guess; 0 when nobody would read them ahead.
+    fn guesses_wanted(&self) -> usize {
+        0
+    }
+
+    /// `ids` will probably be requested of `layer` next, best first. Changes nothing but what may be read ahead.
+    fn guess(&self, layer: LayerIdx, ids: &[ExpertIdx]) {
+        let _ = (layer, ids);
+    }
 }
 
 /// A hold on requested experts; dropping it ends the hold.

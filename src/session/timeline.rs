@@ -3,6 +3,7 @@
 //! Surprising fact: a prompt that extends the timeline costs only its new part; any other prompt starts over, because
 //! windows and open groups are overwritten as they move on (spec deepseek-v41 5.4).
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use crate::models::probe::Probe;
@@ -144,14 +145,15 @@ impl Timeline {
         }
         let reused = self.tokens.len();
         let started = Instant::now();
-        let chunk = self.runner.chunk();
+        // Whoever looks at every row is served by the chunk, so that what is kept for it stays small.
+        let step = if want == Want::All || watcher.has_probe() { self.runner.chunk() } else { self.runner.sweep() };
         let total = prompt.len() - reused;
         while self.tokens.len() < prompt.len() {
             if watcher.prefill(self.tokens.len() - reused, total) == Flow::Stop {
                 return Err(SessionError::Interrupted);
             }
             let at = self.tokens.len();
-            let end = prompt.len().min(at + chunk);
+            let end = prompt.len().min(at + step);
             let is_last = end == prompt.len();
             let want = if is_last && want == Want::None {
                 Want::Last
@@ -160,7 +162,7 @@ impl Timeline {
             } else {
                 keep_all(want)
             };
-            self.append(&prompt[at..end], want, watcher)?;
+            self.append_part(&prompt[at..end], want, watcher, Some((at - reused, total)))?;
         }
         watcher.prefill(total, total);
         Ok(SyncReport { reused, computed: total, elapsed: started.elapsed() })
@@ -171,6 +173,17 @@ impl Timeline {
     /// # Errors
     /// Failures of the pass; the timeline then holds the tokens that the state holds.
     pub fn append(&mut self, tokens: &[TokenId], want: Want, watcher: &mut dyn Watcher) -> Result<(), SessionError> {
+        self.append_part(tokens, want, watcher, None)
+    }
+
+    /// As `append`; `prompt` says how much of how many tokens of a prompt is done, and has the watcher told of each step further.
+    fn append_part(
+        &mut self,
+        tokens: &[TokenId],
+        want: Want,
+        watcher: &mut dyn Watcher,
+        prompt: Option<(usize, usize)>,
+    ) -> Result<(), SessionError> {
         let first = self.tokens.len();
         let last = first + tokens.len() - 1;
         let (runner, last_logits) = (&mut self.runner, &mut self.last_logits);
@@ -193,12 +206,21 @@ impl Timeline {
                 watcher.logits(position, logits);
             };
             runner.forward(tokens, want, &mut sink, None)
-        } else {
+        } else if watcher.has_probe() {
             runner.forward(tokens, want, &mut keep, watcher.probe())
+        } else {
+            let mut progress = |rows: usize| match prompt {
+                Some((done, total)) if watcher.prefill(done + rows, total) == Flow::Stop => ControlFlow::Break(()),
+                _ => ControlFlow::Continue(()),
+            };
+            runner.forward_watched(tokens, want, &mut keep, None, &mut progress)
         };
         let held = self.runner.len();
         self.tokens.extend_from_slice(&tokens[..held - first]);
-        result?;
+        result.map_err(|error| match error {
+            ModelError::Interrupted => SessionError::Interrupted,
+            other => other.into(),
+        })?;
         for (position, logits) in kept {
             watcher.logits(position, &logits);
         }

@@ -2,8 +2,8 @@
 //! Never changes what is delivered, only when. Surprising fact: `next_ready` hands experts out in shuffled order, which
 //! must not change a bit of the result.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use ds4::backend::{Backend, SharedBytes};
 use ds4::models::supply::{ExpertLease, ExpertMats, ExpertSupply, Phase, RowSupply, RowTicket, SupplyError};
@@ -22,6 +22,11 @@ pub struct MemoryExperts<B: Backend> {
     layers: Vec<Vec<Expert<B>>>,
     lease_max: usize,
     pub requests: AtomicU64,
+    /// Every (layer, expert) in the order of the requests.
+    pub asked: Mutex<Vec<(u16, u16)>>,
+    held: AtomicU64,
+    /// Most experts that leases held together.
+    pub held_most: AtomicU64,
     /// Requests left until one fails; negative = never.
     pub fail_after: std::sync::atomic::AtomicI64,
     seed: AtomicU64,
@@ -52,6 +57,9 @@ impl<B: Backend> MemoryExperts<B> {
             backend,
             lease_max,
             requests: AtomicU64::new(0),
+            asked: Mutex::default(),
+            held: AtomicU64::new(0),
+            held_most: AtomicU64::new(0),
             fail_after: (-1).into(),
             seed: AtomicU64::new(1),
         }
@@ -81,6 +89,9 @@ impl<B: Backend> ExpertSupply<B> for MemoryExperts<B> {
         if self.fail_after.load(Ordering::Relaxed) >= 0 && self.fail_after.fetch_sub(1, Ordering::Relaxed) == 0 {
             return Err(SupplyError(format!("layer {} cannot be read", layer.0).into()));
         }
+        self.asked.lock().unwrap().extend(ids.iter().map(|id| (layer.0, id.0)));
+        let held = self.held.fetch_add(ids.len() as u64, Ordering::Relaxed) + ids.len() as u64;
+        self.held_most.fetch_max(held, Ordering::Relaxed);
         let mut order: Vec<usize> = (0..ids.len()).collect();
         let seed = self.seed.fetch_add(1, Ordering::Relaxed) as usize;
         order.sort_by_key(|i| (i + 1) * (2 * seed + 1) * 7919 % 101);
@@ -97,6 +108,12 @@ impl<B: Backend> ExpertLease<B> for Lease<'_, B> {
         let expert = &self.supply.layers[self.layer][self.ids[index].0 as usize];
         let backend = &self.supply.backend;
         ExpertMats { gate: backend.view(&expert.gate), up: backend.view(&expert.up), down: backend.view(&expert.down) }
+    }
+}
+
+impl<B: Backend> Drop for Lease<'_, B> {
+    fn drop(&mut self) {
+        self.supply.held.fetch_sub(self.ids.len() as u64, Ordering::Relaxed);
     }
 }
 

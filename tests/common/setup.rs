@@ -18,6 +18,7 @@ use ds4::models::{Model, ModelRunner, RunnerOptions, Want};
 
 pub struct Setup {
     pub config: Config,
+    pub model: Arc<DeepSeek41<CpuBackend>>,
     pub runner: Box<dyn ModelRunner>,
     pub experts: Arc<MemoryExperts<CpuBackend>>,
     pub rows: Option<Arc<MemoryRows>>,
@@ -44,8 +45,8 @@ pub fn setup_over(
     let experts = Arc::new(MemoryExperts::new(backend, source, shape, lease_max));
     let rows = config.engram.as_ref().map(|e| Arc::new(MemoryRows::new(source, &e.layers)));
     let supply = rows.clone().map(|rows| rows as Arc<dyn RowSupply>);
-    let runner = model.runner(options, experts.clone(), supply).unwrap();
-    Setup { config, runner, experts, rows }
+    let runner = model.clone().runner(options, experts.clone(), supply).unwrap();
+    Setup { config, model, runner, experts, rows }
 }
 
 /// A file or folder of the shared data, in whichever parent of the project has it; a notice if none does.

@@ -79,6 +79,8 @@ pub struct Request {
     pub resident: Bytes,
     /// Context length, tokens.
     pub ctx: u64,
+    /// Prompt rows that share one read of each expert; zero where that is unknown.
+    pub sweep: u64,
     /// Key-value state at `ctx`.
     pub kv: Bytes,
     /// Working buffers of the forward pass.
@@ -129,6 +131,8 @@ pub struct Plan {
     pub resident: Bytes,
     /// Context length, tokens.
     pub ctx: u64,
+    /// Prompt rows that share one read of each expert; zero where that is unknown.
+    pub sweep: u64,
     /// Key-value state.
     pub kv: Bytes,
     /// Working buffers.
@@ -439,6 +443,7 @@ fn finish(
         process: request.process,
         resident: request.resident,
         ctx: request.ctx,
+        sweep: request.sweep,
         kv: request.kv,
         scratch: request.scratch,
         staging: request.staging,

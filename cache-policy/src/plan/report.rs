@@ -62,6 +62,9 @@ impl fmt::Display for Plan {
             if *name == "key-value state" {
                 write!(f, "  --ctx {}", self.ctx)?;
             }
+            if *name == "scratch" && self.sweep > 0 {
+                write!(f, "  --sweep-rows {}", self.sweep)?;
+            }
             writeln!(f)?;
         }
         write!(f, "  {:<17}{:>12}", "expert cache", PadBytes(self.cache))?;

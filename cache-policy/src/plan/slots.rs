@@ -159,7 +159,7 @@ pub(super) fn asked(
             Ok(classes)
         }
         Budget::Bytes(budget) => {
-            let text = gigabytes(budget.0);
+            let text = typed(budget.0);
             if budget.0 > room {
                 return Err(too_much(text, budget.0, gigabytes(floor_to(room))));
             }
@@ -205,7 +205,15 @@ fn floor_to(bytes: u64) -> u64 {
     if bytes >= GIB { bytes / GIB * GIB } else { bytes / FINE * FINE }
 }
 
-/// As the user would type it: `64GB`, `1.5GB`, `0.012GB`.
+/// As the user has typed it: the fewest decimals, at most nine, that are read as so many bytes.
+fn typed(bytes: u64) -> String {
+    // A billionth of a GB is a little more than a byte and was rounded down, so rounding up finds it again.
+    let nanos = (u128::from(bytes % GIB) * 1_000_000_000).div_ceil(u128::from(GIB));
+    let text = alloc::format!("{}.{nanos:09}", bytes / GIB);
+    alloc::format!("{}GB", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
+/// As advice is given: `64GB`, `1.5GB`, `0.012GB`.
 pub(super) fn gigabytes(bytes: u64) -> String {
     if bytes.is_multiple_of(GIB) {
         return alloc::format!("{}GB", bytes / GIB);
@@ -214,4 +222,25 @@ pub(super) fn gigabytes(bytes: u64) -> String {
     let thousandths = (u128::from(bytes) * 1000 + u128::from(GIB) / 2) / u128::from(GIB);
     let text = alloc::format!("{}.{:03}", thousandths / 1000, thousandths % 1000);
     alloc::format!("{}GB", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn budgets_are_echoed_as_typed() {
+        // Bytes as `units::parse_gigabytes` reads the text.
+        for (whole, nanos, text) in [
+            (64u64, 0u128, "64GB"),
+            (1, 500_000_000, "1.5GB"),
+            (0, 300_000, "0.0003GB"),
+            (0, 1, "0.000000001GB"),
+            (0, 123_456_789, "0.123456789GB"),
+            (7, 999_999_999, "7.999999999GB"),
+        ] {
+            let bytes = whole * GIB + ((nanos << 30) / 1_000_000_000) as u64;
+            assert_eq!(typed(bytes), text);
+        }
+    }
 }

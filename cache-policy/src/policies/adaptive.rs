@@ -7,8 +7,8 @@ use crate::echo::Echo;
 use crate::ids::ExpertKey;
 use crate::key_table::KeyTable;
 use crate::policy::{Epoch, Policy};
-use crate::ranking::Ranking;
-use crate::shadow::{self, Counts, HALF_LIVES, Shadows, Weights};
+use crate::ranking::{Motion, Ranking};
+use crate::shadow::{self, Counts, FIRST, HALF_LIVES, Shadows, Weights};
 
 /// Evicts what is expected last, judged by a repetition if there is one, else by the decayed use count.
 pub struct Adaptive {
@@ -18,6 +18,9 @@ pub struct Adaptive {
     shadows: Shadows,
     echo: Echo,
     epoch: Epoch,
+    /// How often ranks may have fallen: counts scaled down, or another half-life chosen.
+    falls: u64,
+    half_life: usize,
 }
 
 impl Adaptive {
@@ -30,6 +33,8 @@ impl Adaptive {
             shadows: Shadows::new(slots),
             echo: Echo::new(),
             epoch: Epoch(0),
+            falls: 0,
+            half_life: FIRST,
         }
     }
 
@@ -50,6 +55,10 @@ impl Adaptive {
             self.counts.values_mut().for_each(|c| shadow::scale(c, factors));
         }
         self.shadows.advance(epoch, factors.as_ref());
+        if factors.is_some() || self.half_life != self.shadows.best() {
+            self.falls += 1;
+            self.half_life = self.shadows.best();
+        }
     }
 
     fn used(&mut self, key: ExpertKey, epoch: Epoch) {
@@ -95,8 +104,10 @@ impl Policy for Adaptive {
 
     fn victim(&mut self, now: Epoch, is_held: &mut dyn FnMut(ExpertKey) -> bool) -> Option<ExpertKey> {
         self.advance(now);
-        let (counts, echo, half_life) = (&self.counts, &self.echo, self.shadows.best());
-        self.ranking.victim(now, is_held, &|key| match echo.wait_tokens(key) {
+        let (counts, echo, half_life) = (&self.counts, &self.echo, self.half_life);
+        // An expectation that comes to nothing lets a rank fall.
+        let motion = if echo.is_active() { Motion::Free } else { Motion::Rising(self.falls) };
+        self.ranking.victim(now, motion, is_held, &|key| match echo.wait_tokens(key) {
             Some(wait) => rank_of_due(wait, key),
             // Counts are never negative: their bits order as they do and leave the top bit free.
             None => u64::from(counts.get(key)[half_life].to_bits()) << 16,

@@ -5,7 +5,7 @@ use crate::decay::Inflation;
 use crate::ids::ExpertKey;
 use crate::key_table::KeyTable;
 use crate::policy::{Epoch, Policy};
-use crate::ranking::Ranking;
+use crate::ranking::{Motion, Ranking};
 
 /// Half-life in epochs (decoded tokens): the best single value on recorded routes of new text.
 pub const HALF_LIFE_EPOCHS: u32 = 64;
@@ -15,6 +15,8 @@ pub struct Lfu {
     ranking: Ranking,
     counts: KeyTable<Count>,
     inflation: Inflation,
+    /// How often all counts were scaled down.
+    scalings: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -35,6 +37,7 @@ impl Lfu {
             ranking: Ranking::new(slots),
             counts: KeyTable::new(Count { uses: 0.0, last: 0 }),
             inflation: Inflation::new(half_life_epochs),
+            scalings: 0,
         }
     }
 
@@ -46,6 +49,7 @@ impl Lfu {
     fn count(&mut self, key: ExpertKey, epoch: Epoch) {
         if let Some(factor) = self.inflation.advance(epoch) {
             self.counts.values_mut().for_each(|c| c.uses *= factor);
+            self.scalings += 1;
         }
         let count = self.counts.at(key);
         count.uses += self.inflation.weight();
@@ -84,7 +88,7 @@ impl Policy for Lfu {
 
     fn victim(&mut self, now: Epoch, is_held: &mut dyn FnMut(ExpertKey) -> bool) -> Option<ExpertKey> {
         let counts = &self.counts;
-        self.ranking.victim(now, is_held, &|key| {
+        self.ranking.victim(now, Motion::Rising(self.scalings), is_held, &|key| {
             let count = counts.get(key);
             // Counts are never negative, so their bits order as they do.
             u64::from(count.uses.to_bits()) << 32 | u64::from(count.last)

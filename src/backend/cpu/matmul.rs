@@ -212,6 +212,26 @@ pub fn matmul_prepared(pool: &Pool, kernels: &Kernels, w: MatView, acts: &Activa
     with_scratch(pool, |scratch| product_on(pool, kernels, w, acts, &mut scratch.out, out));
 }
 
+/// [`matmul`] of the same input with two matrices. The input is prepared once if both take it in the same form.
+pub fn matmul_pair(
+    pool: &Pool,
+    kernels: &Kernels,
+    mode: Arithmetic,
+    (a, b): (MatView, MatView),
+    (x, rows): (&[f32], usize),
+    (out_a, out_b): (&mut [f32], &mut [f32]),
+) {
+    assert_eq!(a.cols, b.cols, "both matrices take the same input");
+    with_scratch(pool, |scratch| {
+        kernels.prepare_on(pool, mode, a.ty, x, rows, a.cols, &mut scratch.acts);
+        product_on(pool, kernels, a, &scratch.acts, &mut scratch.out, out_a);
+        if !scratch.acts.suits(b.ty) {
+            kernels.prepare_on(pool, mode, b.ty, x, rows, b.cols, &mut scratch.acts);
+        }
+        product_on(pool, kernels, b, &scratch.acts, &mut scratch.out, out_b);
+    });
+}
+
 /// A block-diagonal product: the rows of `w` fall into `groups` equal runs, run `g` is applied to part `g` of each
 /// activation row. `x` is `[rows, groups, w.cols]`, `out` is `[rows, w.rows]`.
 #[allow(clippy::too_many_arguments)]

@@ -77,12 +77,10 @@ impl CpuBackend {
     }
 }
 
-fn zeroed<T: Clone + Default>(what: &'static str, len: usize) -> Result<Vec<T>, BackendError> {
-    let mut values = Vec::new();
+/// Memory of which pages that nobody writes to take no room: state and work memory are planned for the longest text.
+fn zeroed<T: bytemuck::Zeroable>(what: &'static str, len: usize) -> Result<Vec<T>, BackendError> {
     let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
-    values.try_reserve_exact(len).map_err(|_| BackendError::OutOfMemory { backend: "cpu", what, bytes })?;
-    values.resize(len, T::default());
-    Ok(values)
+    bytemuck::allocation::try_zeroed_vec(len).map_err(|()| BackendError::OutOfMemory { backend: "cpu", what, bytes })
 }
 
 impl Backend for CpuBackend {
@@ -160,6 +158,18 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn copy_ids(
+        &self,
+        src: &Vec<i32>,
+        src_at: usize,
+        dst: &mut Vec<i32>,
+        dst_at: usize,
+        len: usize,
+    ) -> Result<(), BackendError> {
+        dst[dst_at..dst_at + len].copy_from_slice(&src[src_at..src_at + len]);
+        Ok(())
+    }
+
     fn embed(&self, op: ops::Embed<'_, Self>, out: &mut Vec<f32>) -> Result<(), BackendError> {
         embed::embed(op, out)
     }
@@ -173,6 +183,18 @@ impl Backend for CpuBackend {
         } else {
             matmul::matmul_grouped(&self.pool, &self.kernels, self.arithmetic, w, x, op.rows, op.groups, out);
         }
+        Ok(())
+    }
+
+    fn matmul_pair(
+        &self,
+        op: ops::MatmulPair<'_, '_, Self>,
+        out_a: &mut Vec<f32>,
+        out_b: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let x = &op.x[..op.rows * op.a.cols];
+        let (out_a, out_b) = (&mut out_a[..op.rows * op.a.rows], &mut out_b[..op.rows * op.b.rows]);
+        matmul::matmul_pair(&self.pool, &self.kernels, self.arithmetic, (op.a, op.b), (x, op.rows), (out_a, out_b));
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 //! order in which their outputs are added.
 
 use super::{CpuBackend, parts::parts2, pool::Pool, ranking};
-use crate::backend::ops::Route;
+use crate::backend::ops::{Route, router_score as score};
 
 pub fn route(pool: &Pool, op: Route<'_, CpuBackend>, ids: &mut [i32], weights: &mut [f32]) {
     let (ids, weights) = (&mut ids[..op.rows * op.k], &mut weights[..op.rows * op.k]);
@@ -18,11 +18,6 @@ pub fn route(pool: &Pool, op: Route<'_, CpuBackend>, ids: &mut [i32], weights: &
         let sum = if op.normalise { weights.iter().sum::<f32>() + 1e-20 } else { 1.0 };
         weights.iter_mut().for_each(|w| *w = op.scale * *w / sum);
     });
-}
-
-/// `sqrt(softplus(logit))`, stable for large magnitudes.
-fn score(logit: f32) -> f32 {
-    (logit.max(0.0) + (-logit.abs()).exp().ln_1p()).sqrt()
 }
 
 #[cfg(test)]

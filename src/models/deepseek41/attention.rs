@@ -35,7 +35,7 @@ impl<B: Backend> Pass<'_, B> {
     }
 
     /// Spec 3.4: the window row of each token, rotated, rounded and stored.
-    fn project_window(&mut self, layer: usize) -> Result<(), BackendError> {
+    pub fn project_window(&mut self, layer: usize) -> Result<(), BackendError> {
         let (ctx, w) = (self.ctx, &mut *self.work);
         let (c, weights) = (ctx.config, &ctx.layer(layer).attention);
         ctx.matmul(&weights.kv, &w.x, &mut w.kv_raw)?;

@@ -51,7 +51,8 @@ impl<B: Backend> Pass<'_, B> {
         ctx.matmul(gate, &w.x, &mut w.pair_gates)?;
         let state = &mut *self.state;
         let [first, second] = state.owners[owner].open.as_mut().expect("kept for ratio 2");
-        let (now, next) = if state.open_now == 0 { (first, second) } else { (second, first) };
+        let is_swapped = (state.open_now + ctx.piece) % 2 == 1;
+        let (now, next) = if is_swapped { (second, first) } else { (first, second) };
         let op = ops::PoolPairs {
             values: &w.pair_values,
             gates: &w.pair_gates,

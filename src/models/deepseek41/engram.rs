@@ -79,6 +79,10 @@ impl<B: Backend> Pass<'_, B> {
         let (ctx, c) = (self.ctx, self.ctx.config);
         let engram = c.engram.as_ref().expect("a layer with a table has a configuration");
         let width = engram.columns() * engram.width;
+        if let Some(probe) = self.probe.as_mut().filter(|p| p.wants(Point::EngramRows)) {
+            let ids: Vec<i32> = rows.iter().map(|r| *r as i32).collect();
+            probe.ids(Point::EngramRows, layer, ctx.first_pos, engram.columns(), &ids);
+        }
         host.resize(ctx.rows * width, 0.0);
         let values = host.chunks_exact_mut(engram.width);
         for ((row, bytes), values) in rows.iter().zip(bytes.chunks_exact(engram.row_bytes)).zip(values) {

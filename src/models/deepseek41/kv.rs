@@ -1,7 +1,8 @@
 //! State of one sequence (spec 5.1): window rings, compressed rows, index keys, open pairs, last tokens.
 //! Never changes what is at or before `len` until a chunk is complete, so a failed chunk leaves no trace.
 //! Surprising fact: rings are longer than the window by one chunk. A whole chunk is written before it is attended, and
-//! what it overwrites is older than anything that the rows at `len` still see.
+//! what it overwrites is older than anything that the rows at `len` still see. A sweep of several chunks overwrites more, so it begins
+//! with a copy of what the rows at `len` see.
 
 use super::config::Config;
 use crate::backend::{Backend, BackendError};
@@ -32,6 +33,10 @@ pub struct KvState<B: Backend> {
     pub owners: Vec<OwnerState<B>>,
     /// Which of the two open pairs is the one as of `len`.
     pub open_now: usize,
+    /// `[layers][window - 1, head_dim]` as of `len`, while a sweep of several chunks is under way; not kept without such sweeps.
+    saved_windows: Vec<B::Buf>,
+    /// Open pairs as of `len`, while a sweep is under way, by owner.
+    saved_open: Vec<Option<OpenPair<B>>>,
     /// The last tokens, oldest first: as many as an n-gram looks back.
     pub tail: Vec<TokenId>,
     /// Complete tokens.
@@ -61,7 +66,15 @@ pub fn kv_bytes(config: &Config, options: &RunnerOptions) -> u64 {
             rows.1 + keys.1 + 4 * open.1
         })
         .sum();
-    4 * (windows + owners) as u64
+    let saved_open: usize =
+        (0..config.owners.len()).map(|owner| 2 * owner_spans(config, owner, options.ctx)[2].1).sum();
+    let saved = config.layers.len() * saved_window_values(config, options);
+    4 * (windows + owners + saved_open + saved) as u64
+}
+
+/// Values of one layer's window that a sweep may overwrite.
+fn saved_window_values(config: &Config, options: &RunnerOptions) -> usize {
+    if options.sweep_rows() > options.chunk { (config.window - 1) * config.head_dim } else { 0 }
 }
 
 impl<B: Backend> KvState<B> {
@@ -84,7 +97,20 @@ impl<B: Backend> KvState<B> {
                 })
             })
             .collect::<Result<_, BackendError>>()?;
-        Ok(Self { windows, window_slots, owners, open_now: 0, tail: Vec::new(), len: 0 })
+        let saved = saved_window_values(config, options);
+        let saved_windows = (0..if saved > 0 { config.layers.len() } else { 0 })
+            .map(|_| backend.alloc("saved window rows", saved))
+            .collect::<Result<_, _>>()?;
+        let saved_open = (0..config.owners.len())
+            .map(|owner| match owner_spans(config, owner, options.ctx)[2] {
+                (_, 0) => Ok(None),
+                (what, len) => {
+                    Ok(Some(OpenPair { values: backend.alloc(what, len)?, gates: backend.alloc(what, len)? }))
+                }
+            })
+            .collect::<Result<_, BackendError>>()?;
+        let (tail, open_now, len) = (Vec::new(), 0, 0);
+        Ok(Self { windows, window_slots, owners, open_now, saved_windows, saved_open, tail, len })
     }
 
     /// Forgets all tokens. Buffers keep their bytes: nothing behind `len` is ever read.
@@ -103,6 +129,53 @@ impl<B: Backend> KvState<B> {
         self.tail.drain(..old);
     }
 
+    /// Keeps a copy of what a sweep of `rows` rows may overwrite and a failure must bring back.
+    pub fn save(&mut self, config: &Config, backend: &B, rows: usize) -> Result<(), BackendError> {
+        self.copy_saved(config, backend, rows, true)
+    }
+
+    /// Undoes a sweep of `rows` rows that failed.
+    pub fn restore(&mut self, config: &Config, backend: &B, rows: usize) -> Result<(), BackendError> {
+        self.copy_saved(config, backend, rows, false)
+    }
+
+    fn copy_saved(&mut self, config: &Config, backend: &B, rows: usize, is_save: bool) -> Result<(), BackendError> {
+        let copy = |from: &mut B::Buf, from_at: usize, to: &mut B::Buf, to_at: usize, len: usize| match is_save {
+            true => backend.copy(from, from_at, to, to_at, len),
+            false => backend.copy(to, to_at, from, from_at, len),
+        };
+        for (owner, saved) in self.owners.iter_mut().zip(&mut self.saved_open) {
+            if let (Some(open), Some(saved)) = (&mut owner.open, saved) {
+                let now = &mut open[self.open_now];
+                copy(&mut now.values, 0, &mut saved.values, 0, config.head_dim)?;
+                copy(&mut now.gates, 0, &mut saved.gates, 0, config.head_dim)?;
+            }
+        }
+        let seen = self.len.min(config.window - 1);
+        if rows + seen <= self.window_slots {
+            return Ok(());
+        }
+        let first = self.len - seen;
+        for (window, saved) in self.windows.iter_mut().zip(&mut self.saved_windows) {
+            // The ring wraps once at most.
+            let before_end = seen.min(self.window_slots - first % self.window_slots);
+            let width = config.head_dim;
+            copy(window, first % self.window_slots * width, saved, 0, before_end * width)?;
+            copy(window, 0, saved, before_end * width, (seen - before_end) * width)?;
+        }
+        Ok(())
+    }
+
+    /// Puts the open pair that a layer's last piece left where `commit` expects it: `pieces` went through `owner` in this sweep.
+    pub fn settle_open(&mut self, owner: usize, pieces: usize, width: usize, backend: &B) -> Result<(), BackendError> {
+        if let (Some([first, second]), true) = (&mut self.owners[owner].open, pieces.is_multiple_of(2)) {
+            let (now, next) = if self.open_now == 0 { (first, second) } else { (second, first) };
+            backend.copy(&now.values, 0, &mut next.values, 0, width)?;
+            backend.copy(&now.gates, 0, &mut next.gates, 0, width)?;
+        }
+        Ok(())
+    }
+
     /// Bytes that the buffers really take.
     pub fn allocated_bytes(&self, backend: &B) -> u64 {
         let mut values: usize = self.windows.iter().map(|w| backend.len(w)).sum();
@@ -111,6 +184,10 @@ impl<B: Backend> KvState<B> {
             for pair in owner.open.iter().flatten() {
                 values += backend.len(&pair.values) + backend.len(&pair.gates);
             }
+        }
+        values += self.saved_windows.iter().map(|w| backend.len(w)).sum::<usize>();
+        for pair in self.saved_open.iter().flatten() {
+            values += backend.len(&pair.values) + backend.len(&pair.gates);
         }
         4 * values as u64
     }

@@ -22,6 +22,8 @@ pub struct Ctx<'a, B: Backend> {
     pub rows: usize,
     /// Position of row 0.
     pub first_pos: usize,
+    /// Number of this pass among the pieces of one layer's rows.
+    pub piece: usize,
 }
 
 impl<B: Backend> Clone for Ctx<'_, B> {
@@ -100,6 +102,17 @@ impl<B: Backend> Pass<'_, B> {
         ctx.backend.embed(op, &mut w.streams)?;
         let first: Vec<f32> = (0..ctx.rows * copies).map(|i| if i % copies == 0 { 1.0 } else { 0.0 }).collect();
         ctx.backend.upload(&first, &mut w.carried, 0)
+    }
+
+    /// The part of the attention sublayer that later tokens depend on, for rows whose own outputs nobody needs: compressed rows, index keys,
+    /// and window rows where `has_window`.
+    pub fn remember(&mut self, layer: usize, has_window: bool) -> Result<(), BackendError> {
+        let weights = self.ctx.layer(layer);
+        self.collapse_and_norm(&weights.attention.norm)?;
+        if has_window {
+            self.project_window(layer)?;
+        }
+        self.compress(layer)
     }
 
     /// Attention sublayer of spec 3.3.

@@ -1,23 +1,28 @@
-//! Runs tokens through the model: chunks, n-gram reads ahead of use, commit of what is complete (spec 3.13, 4.6, 5.4).
-//! Never leaves a trace of a failed chunk: the state advances only when all layers are done. Surprising fact: decode is
-//! a chunk of one row; there is no other path.
+//! Runs tokens through the model: sweeps, n-gram reads ahead of use, commit of what is complete (spec 3.13, 4.6, 5.4).
+//! Never leaves a trace of a failed sweep: the state advances only when all layers are done. Surprising fact: a single row has a path of
+//! its own, because its experts are computed in the order in which they land; the bits are those of a sweep.
 
 use std::sync::Arc;
 
+use super::carry::{Carry, row_bytes};
 use super::config::{ARCH, Config, EngramConfig};
+use super::grouping::Grouping;
 use super::kv::{KvState, kv_bytes};
 use super::matrix_inputs::{matrix_inputs, products};
-use super::moe::Grouping;
 use super::pass::{Ctx, Pass};
+use super::row_feed::RowFeed;
+use super::suffix::Suffix;
+use super::sweep::Sweep;
 use super::weights::{Weights, tensor_specs};
 use super::workspace::{Workspace, scratch_bytes};
 use crate::backend::Backend;
 use crate::models::metadata::MetadataView;
-use crate::models::probe::{MatrixInput, Point, Probe};
+use crate::models::probe::{MatrixInput, Probe};
 use crate::models::supply::{ExpertSupply, RowSupply, RowTicket};
 use crate::models::weights::{TensorSpec, WeightSource};
 use crate::models::{
-    LogitSink, Model, ModelConfig, ModelError, ModelRunner, Product, RunnerBytes, RunnerOptions, Want,
+    LogitSink, Model, ModelConfig, ModelError, ModelRunner, PassCounters, Product, Progress, RunnerBytes,
+    RunnerOptions, SweepCounts, Want,
 };
 use crate::units::TokenId;
 
@@ -39,7 +44,8 @@ impl ModelConfig for Config {
     }
 
     fn runner_bytes(&self, options: &RunnerOptions) -> RunnerBytes {
-        let scratch = scratch_bytes(self, options) + Host::bytes_for(self, options);
+        let carry = options.sweep_rows() as u64 * row_bytes(self, options);
+        let scratch = scratch_bytes(self, options) + carry + Host::bytes_for(self, options);
         RunnerBytes { kv: kv_bytes(self, options), scratch }
     }
 
@@ -61,6 +67,7 @@ pub struct DeepSeek41<B: Backend> {
     config: Config,
     backend: Arc<B>,
     weights: Weights<B>,
+    counters: PassCounters,
 }
 
 impl<B: Backend> DeepSeek41<B> {
@@ -68,7 +75,7 @@ impl<B: Backend> DeepSeek41<B> {
     pub fn load(view: &dyn MetadataView, backend: Arc<B>, source: &dyn WeightSource) -> Result<Self, ModelError> {
         let config = Config::from_metadata(view)?;
         let weights = Weights::load(&config, &*backend, source)?;
-        Ok(Self { config, backend, weights })
+        Ok(Self { config, backend, weights, counters: PassCounters::default() })
     }
 }
 
@@ -92,6 +99,7 @@ impl<B: Backend> Model<B> for DeepSeek41<B> {
         Ok(Box::new(Runner {
             state: KvState::new(&self.config, &options, &*self.backend)?,
             work: Workspace::new(&self.config, &options, &*self.backend)?,
+            carry: Carry::new(&self.config, &options, &*self.backend)?,
             host: Host::new(&self.config, &options),
             model: self,
             options,
@@ -100,26 +108,30 @@ impl<B: Backend> Model<B> for DeepSeek41<B> {
             pending: None,
         }))
     }
+
+    fn sweep_counts(&self) -> SweepCounts {
+        self.counters.snapshot()
+    }
 }
 
 /// Rows that are being read for the tokens at `first_pos`.
-struct PendingRows {
+pub struct PendingRows {
     first_pos: usize,
     tokens: Vec<TokenId>,
     /// `[table][tokens * columns]`.
-    rows: Vec<Vec<u64>>,
-    ticket: Box<dyn RowTicket>,
+    pub rows: Vec<Vec<u64>>,
+    pub ticket: Box<dyn RowTicket>,
 }
 
 /// Host memory that is kept from step to step, with room for the largest one.
-struct Host {
-    grouping: Grouping,
+pub struct Host {
+    pub grouping: Grouping,
     /// `[rows, columns, row_bytes]` of one table.
-    row_bytes: Vec<u8>,
+    pub row_bytes: Vec<u8>,
     /// `[rows, columns, width]` of one table.
-    row_values: Vec<f32>,
+    pub row_values: Vec<f32>,
     /// `[vocab]` of one row.
-    logits: Vec<f32>,
+    pub logits: Vec<f32>,
     /// Bytes of it all.
     bytes: u64,
 }
@@ -128,7 +140,7 @@ impl Host {
     fn new(config: &Config, options: &RunnerOptions) -> Self {
         let [row_bytes, row_values, logits] = Self::lens(config, options);
         Self {
-            grouping: Grouping::new(options.chunk, config.experts, config.experts_per_token),
+            grouping: Grouping::new(options.sweep_rows(), config.experts, config.experts_per_token),
             row_bytes: Vec::with_capacity(row_bytes),
             row_values: Vec::with_capacity(row_values),
             logits: Vec::with_capacity(logits),
@@ -142,11 +154,11 @@ impl Host {
         [rows * bytes, rows * values, config.vocab.max(config.hidden)]
     }
 
-    /// Also counts the row numbers of [`PendingRows`], of which one is alive at a time.
+    /// Also counts the row numbers of what is read ahead, of which there is a chunk of all tables at a time.
     fn bytes_for(config: &Config, options: &RunnerOptions) -> u64 {
         let [row_bytes, row_values, logits] = Self::lens(config, options);
         let numbers = options.chunk * config.rows_per_token() * size_of::<u64>();
-        let grouping = Grouping::bytes_for(options.chunk, config.experts, config.experts_per_token);
+        let grouping = Grouping::bytes_for(options.sweep_rows(), config.experts, config.experts_per_token);
         (row_bytes + 4 * (row_values + logits) + numbers) as u64 + grouping
     }
 }
@@ -159,12 +171,13 @@ struct Runner<B: Backend> {
     rows: Option<Arc<dyn RowSupply>>,
     state: KvState<B>,
     work: Workspace<B>,
+    carry: Carry<B>,
     pending: Option<PendingRows>,
     host: Host,
 }
 
 /// Starts the reads for `tokens`, which follow `tail` at `first_pos`; `None` if the model has no tables.
-fn submit_rows(
+pub fn submit_rows(
     engram: Option<&EngramConfig>,
     supply: Option<&dyn RowSupply>,
     (first_pos, tail): (usize, &[TokenId]),
@@ -179,13 +192,9 @@ fn submit_rows(
 }
 
 impl<B: Backend> Runner<B> {
-    /// The reads for `tokens` at the end of the state: those under way if they are the same, else new ones.
-    fn take_rows(&mut self, tokens: &[TokenId]) -> Result<Option<PendingRows>, ModelError> {
-        let here = (self.state.len, &self.state.tail[..]);
-        match self.pending.take() {
-            Some(pending) if pending.first_pos == here.0 && pending.tokens == tokens => Ok(Some(pending)),
-            _ => submit_rows(self.model.config.engram.as_ref(), self.rows.as_deref(), here, tokens),
-        }
+    /// The reads that are under way, if they are for `tokens` at the end of the state.
+    fn take_pending(&mut self, tokens: &[TokenId]) -> Option<PendingRows> {
+        self.pending.take().filter(|p| p.first_pos == self.state.len && p.tokens == tokens)
     }
 
     fn check_tokens(&self, tokens: &[TokenId]) -> Result<(), ModelError> {
@@ -196,72 +205,141 @@ impl<B: Backend> Runner<B> {
         }
     }
 
-    /// All chunks of `tokens`.
-    fn run_chunks(
+    /// All sweeps of `tokens`.
+    fn run_sweeps(
         &mut self,
         tokens: &[TokenId],
         want: Want,
         sink: &mut LogitSink<'_>,
         mut probe: Option<&mut dyn Probe>,
+        progress: &mut Progress<'_>,
     ) -> Result<(), ModelError> {
         let mut rest = tokens;
         while !rest.is_empty() {
-            let (chunk, after) = rest.split_at(rest.len().min(self.options.chunk));
-            let ahead = &after[..after.len().min(self.options.chunk)];
+            let (now, after) = rest.split_at(rest.len().min(self.options.sweep_rows()));
             let want = if want == Want::Last && !after.is_empty() { Want::None } else { want };
             let probe = probe.as_mut().map(|p| &mut **p as &mut dyn Probe);
-            self.run_chunk(chunk, ahead, want, sink, probe)?;
+            let done = tokens.len() - rest.len();
+            match now {
+                [token] => self.run_row(*token, want, sink, probe)?,
+                _ => {
+                    let saved = self.state.save(&self.model.config, &*self.model.backend, now.len());
+                    let told = &mut |rows| progress(done + rows);
+                    if let Err(error) =
+                        saved.map_err(Into::into).and_then(|()| self.run_sweep((now, after), want, sink, probe, told))
+                    {
+                        self.state.restore(&self.model.config, &*self.model.backend, now.len())?;
+                        return Err(error);
+                    }
+                }
+            }
+            self.state.commit(now, self.model.config.engram.as_ref().map_or(0, |e| e.look_back()));
             rest = after;
         }
         Ok(())
     }
 
-    /// One chunk through all layers. `ahead` are the tokens of the next one.
-    fn run_chunk(
+    /// One sweep of several rows; `after` are the tokens behind it.
+    fn run_sweep(
         &mut self,
-        tokens: &[TokenId],
-        ahead: &[TokenId],
+        (tokens, after): (&[TokenId], &[TokenId]),
         want: Want,
         sink: &mut LogitSink<'_>,
         mut probe: Option<&mut dyn Probe>,
+        progress: &mut Progress<'_>,
     ) -> Result<(), ModelError> {
-        let mut rows = self.take_rows(tokens)?;
+        let (rows, chunk) = (tokens.len(), self.options.chunk);
+        let pending = self.take_pending(tokens);
         let model = self.model.clone();
         let config = &model.config;
+        let seen = match want {
+            Want::None => 0,
+            Want::Last => 1,
+            Want::All => rows,
+        };
+        // A probe looks at all rows.
+        let suffix = match self.options.decoder_suffix && probe.is_none() {
+            true => Suffix::exact(config, rows, seen),
+            false => Suffix::none(config, rows),
+        };
+        model.counters.count(rows, config.layers.len(), suffix.skipped());
+        let mut feed = match (&config.engram, self.rows.as_deref()) {
+            (Some(engram), Some(supply)) => {
+                Some(RowFeed::start((engram, supply), (&self.state.tail, tokens), (&suffix, chunk), pending)?)
+            }
+            _ => None,
+        };
         let ctx = Ctx {
             config,
             backend: &*model.backend,
             weights: &model.weights,
             kv_exact: self.options.kv_exact,
-            rows: tokens.len(),
+            rows,
             first_pos: self.state.len,
+            piece: 0,
         };
-        let probe_here = probe.as_mut().map(|p| &mut **p as &mut dyn Probe);
-        let mut pass = Pass { ctx, state: &mut self.state, work: &mut self.work, probe: probe_here };
-        pass.start(tokens)?;
+        let mut sweep = Sweep {
+            ctx,
+            state: &mut self.state,
+            work: &mut self.work,
+            carry: &mut self.carry,
+            host: &mut self.host,
+            experts: &*self.experts,
+            probe: probe.as_mut().map(|p| &mut **p as &mut dyn Probe),
+            suffix,
+            chunk,
+            tokens,
+            progress,
+        };
+        sweep.layers(feed.as_mut())?;
+        sweep.logits(seen, sink)?;
+        if let Some(feed) = feed {
+            let ahead = &after[..after.len().min(self.options.sweep_rows())];
+            self.pending = feed.ask_ahead(self.state.len + rows, ahead, chunk)?;
+        }
+        Ok(())
+    }
+
+    /// One token through all layers.
+    fn run_row(
+        &mut self,
+        token: TokenId,
+        want: Want,
+        sink: &mut LogitSink<'_>,
+        mut probe: Option<&mut dyn Probe>,
+    ) -> Result<(), ModelError> {
+        let model = self.model.clone();
+        let config = &model.config;
+        let pending = self.take_pending(&[token]);
+        let here = (self.state.len, &self.state.tail[..]);
+        let mut rows = match pending {
+            Some(pending) => Some(pending),
+            None => submit_rows(config.engram.as_ref(), self.rows.as_deref(), here, &[token])?,
+        };
+        let ctx = Ctx {
+            config,
+            backend: &*model.backend,
+            weights: &model.weights,
+            kv_exact: self.options.kv_exact,
+            rows: 1,
+            first_pos: self.state.len,
+            piece: 0,
+        };
+        let probe = probe.as_mut().map(|p| &mut **p as &mut dyn Probe);
+        let mut pass = Pass { ctx, state: &mut self.state, work: &mut self.work, probe };
+        pass.start(&[token])?;
         for layer in 0..config.layers.len() {
             if let (Some(table), Some(under_way)) = (config.layers[layer].table, &mut rows) {
                 wait_and_add(&mut pass, (layer, table), under_way, &mut self.host)?;
-                if table + 1 == under_way.rows.len() {
-                    // Gives its memory back before the next rows take as much.
-                    rows = None;
-                    let tail = [&pass.state.tail, tokens].concat();
-                    let next = (pass.ctx.first_pos + tokens.len(), &tail[..]);
-                    self.pending = submit_rows(config.engram.as_ref(), self.rows.as_deref(), next, ahead)?;
-                }
             }
             pass.attention_sublayer(layer)?;
             pass.enter_ffn(layer)?;
-            pass.moe(layer, &*self.experts, &mut self.host.grouping)?;
+            pass.moe_row(layer, &*self.experts, &mut self.host.grouping)?;
             pass.leave_ffn(layer)?;
         }
-        let wanted = match want {
-            Want::None => tokens.len()..tokens.len(),
-            Want::Last => tokens.len() - 1..tokens.len(),
-            Want::All => 0..tokens.len(),
-        };
-        pass.head(wanted, &mut self.host.logits, sink)?;
-        self.state.commit(tokens, config.engram.as_ref().map_or(0, |e| e.look_back()));
+        if want != Want::None {
+            pass.head(0..1, &mut self.host.logits, sink)?;
+        }
         Ok(())
     }
 }
@@ -277,10 +355,6 @@ fn wait_and_add<B: Backend>(
     let rows = &pending.rows[table];
     host.row_bytes.resize(rows.len() * engram.row_bytes, 0);
     pending.ticket.wait(table, &mut host.row_bytes)?;
-    if let Some(probe) = pass.probe.as_mut().filter(|p| p.wants(Point::EngramRows)) {
-        let ids: Vec<i32> = rows.iter().map(|r| *r as i32).collect();
-        probe.ids(Point::EngramRows, layer, pass.ctx.first_pos, engram.columns(), &ids);
-    }
     pass.engram(layer, rows, &host.row_bytes, &mut host.row_values)
 }
 
@@ -301,13 +375,17 @@ impl<B: Backend> ModelRunner for Runner<B> {
         self.options.chunk
     }
 
+    fn sweep(&self) -> usize {
+        self.options.sweep_rows()
+    }
+
     fn len(&self) -> usize {
         self.state.len
     }
 
     fn bytes(&self) -> RunnerBytes {
         let backend = &*self.model.backend;
-        let scratch = self.work.allocated_bytes(backend) + self.host.bytes;
+        let scratch = self.work.allocated_bytes(backend) + self.carry.allocated_bytes(backend) + self.host.bytes;
         RunnerBytes { kv: self.state.allocated_bytes(backend), scratch }
     }
 
@@ -324,12 +402,13 @@ impl<B: Backend> ModelRunner for Runner<B> {
         Ok(())
     }
 
-    fn forward(
+    fn forward_watched(
         &mut self,
         tokens: &[TokenId],
         want: Want,
         sink: &mut LogitSink<'_>,
         probe: Option<&mut dyn Probe>,
+        progress: &mut Progress<'_>,
     ) -> Result<(), ModelError> {
         self.check_tokens(tokens)?;
         let (len, ctx) = (self.state.len, self.options.ctx);
@@ -337,6 +416,6 @@ impl<B: Backend> ModelRunner for Runner<B> {
             return Err(ModelError::Context { len, more: tokens.len(), ctx });
         }
         let backend = self.model.backend.clone();
-        backend.run(|| self.run_chunks(tokens, want, sink, probe))
+        backend.run(|| self.run_sweeps(tokens, want, sink, probe, progress))
     }
 }

@@ -11,6 +11,13 @@ use crate::models::RunnerOptions;
 pub const SCORE_ROWS_MAX: usize = 16;
 /// Rows that go through the output head at a time.
 pub const LOGIT_ROWS_MAX: usize = 16;
+/// Rows that are cleared at a time.
+pub const ZERO_ROWS: usize = 16;
+
+/// Words of one row's candidate mask.
+pub fn mask_words(config: &Config, options: &RunnerOptions) -> usize {
+    config.compressed_rows_max(options.ctx).div_ceil(config.candidate_block).div_ceil(32)
+}
 
 /// Sizes that the buffers follow.
 struct Sizes<'a> {
@@ -32,7 +39,7 @@ impl<'a> Sizes<'a> {
             c,
             rows: options.chunk,
             stride: compressed.next_multiple_of(SCORE_STRIDE),
-            words: compressed.div_ceil(c.candidate_block).div_ceil(32),
+            words: mask_words(c, options),
             engram: c.engram.as_ref().map_or(0, |e| e.columns() * e.width),
         }
     }
@@ -55,12 +62,14 @@ macro_rules! workspace {
             /// Allocates all buffers.
             pub fn new(config: &Config, options: &RunnerOptions, backend: &B) -> Result<Self, BackendError> {
                 let $sizes = Sizes::new(config, options);
-                Ok(Self {
+                let mut work = Self {
                     $($buf: backend.alloc(stringify!($buf), $len)?,)*
                     $($ids: backend.alloc_ids(stringify!($ids), $id_len)?,)*
                     score_stride: $sizes.stride,
                     words: $sizes.words,
-                })
+                };
+                backend.upload(&vec![1.0; $sizes.rows], &mut work.ones, 0)?;
+                Ok(work)
             }
 
             /// Bytes that the buffers really take.
@@ -144,8 +153,16 @@ workspace! {
         expert_up: s.rows * s.c.expert_width,
         /// `[rows, hidden]`: output of one expert.
         expert_y: s.rows * s.c.hidden,
-        /// `[rows, k, hidden]`: outputs of all chosen experts, in router order.
-        expert_out: s.rows * s.c.experts_per_token * s.c.hidden,
+        /// `[k, hidden]`: outputs of the experts of a single row, by rising expert.
+        expert_out: s.c.experts_per_token * s.c.hidden,
+        /// `[rows]` or `[k]`: weights of the outputs that are being added.
+        expert_weights: s.rows.max(s.c.experts_per_token),
+        /// `[rows, hidden]`: sums that outputs are being added to.
+        sums: s.rows * s.c.hidden,
+        /// `[zero rows, hidden]`: zeros.
+        zeros: ZERO_ROWS * s.c.hidden,
+        /// `[rows]`: ones.
+        ones: s.rows,
         /// `[rows, hidden]`: output of the shared expert.
         shared_out: s.rows * s.c.hidden,
         /// `[rows, columns, width]`: decoded n-gram rows.
@@ -170,9 +187,7 @@ workspace! {
         candidates: s.rows * s.words,
         /// `[rows, k]`.
         router_ids: s.rows * s.c.experts_per_token,
-        /// `[rows * k]`: source rows, grouped by expert.
-        group_rows: s.rows * s.c.experts_per_token,
-        /// `[rows * k]`: places in `expert_out`, grouped by expert.
-        group_places: s.rows * s.c.experts_per_token,
+        /// `[k]`: places of a single row's weights, by rising expert.
+        places: s.c.experts_per_token,
     }
 }

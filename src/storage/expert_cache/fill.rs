@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::Shared;
 use super::table::{FillEnd, SlotIdx};
 use crate::storage::reader::request::ReadSink;
-use crate::storage::reader::{ReadRequest, ReadResult};
+use crate::storage::reader::{BatchId, ReadRequest, ReadResult};
 
 /// Reads of all parts of some fills.
 #[derive(Default)]
@@ -16,6 +16,8 @@ pub(super) struct Batch {
     pub requests: Vec<ReadRequest>,
     /// The fills with their serial numbers.
     pub fills: Vec<(SlotIdx, u64)>,
+    /// Batches under way that a request has come to wait for.
+    pub promote: Vec<BatchId>,
 }
 
 impl Batch {
@@ -41,6 +43,11 @@ pub(super) struct FillGuard {
 impl FillGuard {
     pub fn new(shared: Arc<Shared>, batch: &Batch) -> Self {
         Self { shared, fills: batch.fills.clone(), reads_left: AtomicUsize::new(batch.requests.len()) }
+    }
+
+    /// Slots of the batch with their serials.
+    pub fn fills(&self) -> &[(SlotIdx, u64)] {
+        &self.fills
     }
 
     /// Experts of the batch.

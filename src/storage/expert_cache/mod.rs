@@ -9,6 +9,7 @@
 mod classes;
 mod fill;
 mod lease;
+mod lookahead;
 mod preload;
 mod stats;
 mod table;
@@ -27,7 +28,7 @@ use crate::units::{Bytes, ExpertIdx, ExpertKey, LayerIdx};
 pub use classes::{LayoutError, SizeClass, size_classes};
 pub use lease::Lease;
 pub use preload::{PreloadProgress, PreloadReport};
-pub use stats::{CacheStats, PhaseStats};
+pub use stats::{CacheStats, LookaheadCounts, PhaseStats};
 pub use view::CacheView;
 
 use fill::{Batch, FillGuard};
@@ -117,7 +118,6 @@ struct Shared {
 pub struct ExpertCache {
     shared: Arc<Shared>,
     reader: Arc<dyn Reader>,
-    lease_max: usize,
     slots: usize,
     arena: Bytes,
     hold_wait: Duration,
@@ -150,16 +150,15 @@ impl ExpertCache {
         }
         let slots = memory.iter().map(Vec::len).sum();
         let arena = Bytes(memory.iter().flatten().map(|s| s.len() as u64).sum());
-        let lease_max = memory.iter().map(Vec::len).min().unwrap_or(0);
         let shapes: Vec<_> = classes.iter().zip(&memory).map(|(c, m)| c.shape(m.len())).collect();
         let table = Table::new(Directory::new(&shapes, policy), layout, alignment, memory)?;
         let shared = Shared { table: Mutex::new(table), landed: Condvar::new(), room: Condvar::new() };
-        Ok(Self { shared: Arc::new(shared), reader, lease_max, slots, arena, hold_wait, preloading: Mutex::new(()) })
+        Ok(Self { shared: Arc::new(shared), reader, slots, arena, hold_wait, preloading: Mutex::new(()) })
     }
 
     /// Most distinct experts that one lease may hold: the slots of the smallest class.
     pub fn lease_max(&self) -> usize {
-        self.lease_max
+        self.shared.table.lock().lease_max()
     }
 
     /// Slots of all classes.
@@ -224,9 +223,12 @@ impl ExpertCache {
             table.stats_of(phase).room_wait_ns += since.elapsed().as_nanos() as u64;
         }
         let mut parts = table.take_lease_parts();
-        let batch = table.serve(layer, ids, phase, &mut parts)?;
+        let mut batch = table.serve(layer, ids, phase, &mut parts)?;
         drop(table);
         let lease = Lease::new(&self.shared, phase, parts);
+        for waited_for in batch.promote.drain(..) {
+            self.reader.promote(waited_for);
+        }
         if !batch.is_empty() {
             self.submit(batch);
         }
@@ -246,6 +248,7 @@ impl From<table::FillFor> for ReadClass {
     fn from(purpose: table::FillFor) -> Self {
         match purpose {
             table::FillFor::Request(_) => Self::Demand,
+            table::FillFor::Lookahead => Self::Lookahead,
             table::FillFor::Preload => Self::Preload,
         }
     }

@@ -64,7 +64,9 @@ impl ExpertCache {
                 continue;
             }
             experts_begun += guard.experts() as u64;
-            self.reader.submit(requests, guard as Arc<dyn ReadSink>);
+            let fills = guard.fills().to_vec();
+            let batch = self.reader.submit(requests, guard as Arc<dyn ReadSink>);
+            self.note_batch(&fills, batch);
             // One batch stays behind in the queue while the next is built.
             let ahead = BATCH_EXPERTS as u64;
             let experts_done =

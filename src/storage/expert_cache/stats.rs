@@ -1,7 +1,7 @@
 //! Counters of the expert cache as plain numbers. Owns their meaning; never their printing.
 //! Surprising fact: an expert that was already on its way counts as a hit and as joined, since the policy saw it present.
 
-use cache_policy::{Phase, sim::Tally};
+use cache_policy::{Phase, prefetch::PrefetchScore, sim::Tally};
 use serde::Serialize;
 
 /// Counters of one phase.
@@ -92,6 +92,18 @@ pub struct CacheStats {
     pub preload_bytes: u64,
     /// Preloads whose read failed.
     pub preload_failed: u64,
+    /// Preloaded experts that were requested before they left: each saved a miss.
+    pub preload_used: u64,
+    /// Hits on preloaded experts before they left.
+    pub preload_hits: u64,
+    /// What became of the experts that were read ahead of their request.
+    pub lookahead: LookaheadCounts,
+    /// Bytes of experts that landed for them.
+    pub lookahead_bytes: u64,
+    /// Those taken back before they landed; part of the wasted ones.
+    pub lookahead_cancelled: u64,
+    /// Those whose read failed; part of the wasted ones.
+    pub lookahead_failed: u64,
     /// Slots of all classes.
     pub slots: u64,
     /// Slots with an expert.
@@ -100,6 +112,27 @@ pub struct CacheStats {
     pub slots_filling: u64,
     /// Slots that a lease holds.
     pub slots_held: u64,
+    /// Slots given up because a failed read kept their memory.
+    pub slots_lost: u64,
+}
+
+/// What became of reads ahead; see `cache_policy::prefetch`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct LookaheadCounts {
+    /// Reads begun ahead of their request.
+    pub issued: u64,
+    /// Requested after they had landed.
+    pub useful: u64,
+    /// Requested while under way.
+    pub late: u64,
+    /// Left unused.
+    pub wasted: u64,
+}
+
+impl From<PrefetchScore> for LookaheadCounts {
+    fn from(score: PrefetchScore) -> Self {
+        Self { issued: score.issued, useful: score.useful, late: score.late, wasted: score.wasted }
+    }
 }
 
 impl CacheStats {

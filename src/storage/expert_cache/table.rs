@@ -2,11 +2,13 @@
 //! Owns all state of the cache under one lock; never blocks, never calls the reader.
 //! Surprising fact: a slot whose fill failed stays listed under its expert until the reader has let go of its memory.
 
+mod ahead;
 mod fills;
 
 use std::sync::Arc;
+use std::time::Instant;
 
-use cache_policy::{Directory, Phase, Placement, RouteError, sim::Tally};
+use cache_policy::{Directory, Phase, Placement, PrefetchLedger, RouteError, sim::Tally};
 
 use super::RouteSink;
 use super::classes::{LayoutError, slot_plan};
@@ -16,7 +18,7 @@ use super::stats::{CacheStats, PhaseStats};
 use super::view::CacheView;
 use crate::obs::snapshot::SlotStates;
 use crate::storage::layout::LayerExperts;
-use crate::storage::reader::{Alignment, DestRegion, Landed, ReadError};
+use crate::storage::reader::{Alignment, BatchId, DestRegion, Landed, ReadError};
 use crate::units::{ExpertIdx, ExpertKey, LayerIdx};
 
 /// Position of a slot among all slots.
@@ -43,12 +45,19 @@ impl Filled {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FillFor {
     Request(Phase),
+    Lookahead,
     Preload,
 }
 
 /// A fill that the reader works on.
 struct Fill {
     purpose: FillFor,
+    /// The reader's number for its batch, once that is known; only fills ahead of a request have one.
+    batch: Option<BatchId>,
+    /// A request has come to wait for it.
+    is_wanted: bool,
+    /// Its reads are being taken back: a request must not join it.
+    is_cancelled: bool,
     parts: [Option<Landed>; PARTS],
     /// Bit by part: its read has ended.
     ended: u8,
@@ -61,8 +70,10 @@ enum State {
     Empty(DestRegion),
     Filling(Box<Fill>),
     Valid(Arc<Filled>),
-    /// The fill failed, and the reader still has a piece of the memory.
-    Draining(DestRegion),
+    /// The fill failed at this time, and the reader still has a piece of the memory.
+    Draining(DestRegion, Instant),
+    /// The reader has given a piece of the memory up for good.
+    Lost,
     /// In transition, within one call only.
     Taken,
 }
@@ -77,12 +88,23 @@ struct Slot {
     /// Landing order; meaningful when Valid.
     landing: u64,
     class: u32,
+    came: Came,
+}
+
+/// What brought an expert into its slot, as far as somebody counts it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Came {
+    Asked,
+    /// By a preload, and nobody has used it yet.
+    Preloaded,
+    /// By a preload, and it has been used.
+    PreloadedAndUsed,
 }
 
 impl Slot {
     /// Whether the slot can neither be given away nor evicted.
     fn is_busy(&self) -> bool {
-        self.holds > 0 || matches!(self.state, State::Filling(_) | State::Draining(_))
+        self.holds > 0 || matches!(self.state, State::Filling(_) | State::Draining(..))
     }
 }
 
@@ -164,6 +186,10 @@ pub(super) struct Table {
     spare_leases: Vec<LeaseParts>,
     /// Leases that are open.
     pub leases: usize,
+    /// What became of the reads ahead.
+    pub ledger: PrefetchLedger,
+    /// Reads ahead under way, by slot and serial; some have ended.
+    ahead: Vec<(SlotIdx, u64)>,
     pub room_waiters: usize,
     pub routes: Option<Box<dyn RouteSink>>,
     pub preload: PreloadState,
@@ -197,6 +223,7 @@ impl Table {
                 serial: 0,
                 landing: 0,
                 class: class as u32,
+                came: Came::Asked,
             }));
             // The first slot of the arena is taken first.
             let free = (first..slots.len()).rev().map(|s| s as SlotIdx).collect();
@@ -220,10 +247,17 @@ impl Table {
             placements: Vec::new(),
             spare_leases: Vec::new(),
             leases: 0,
+            ledger: PrefetchLedger::new(),
+            ahead: Vec::new(),
             room_waiters: 0,
             routes: None,
             preload: PreloadState::default(),
         })
+    }
+
+    /// Most distinct experts that one request may name: the slots of the smallest class.
+    pub fn lease_max(&self) -> usize {
+        self.classes.iter().map(|c| c.total).min().unwrap_or(0)
     }
 
     pub fn all_keys(&self) -> Vec<ExpertKey> {
@@ -251,6 +285,8 @@ impl Table {
             slots_valid: count(|s| matches!(s.state, State::Valid(_))),
             slots_filling: count(|s| matches!(s.state, State::Filling(_))),
             slots_held: count(|s| s.holds > 0),
+            slots_lost: count(|s| matches!(s.state, State::Lost)),
+            lookahead: self.ledger.total().into(),
             ..self.stats
         }
     }
@@ -261,7 +297,8 @@ impl Table {
         for slot in &self.slots {
             match &slot.state {
                 State::Empty(_) | State::Taken => slots.empty += 1,
-                State::Filling(_) | State::Draining(_) => slots.filling += 1,
+                State::Filling(_) | State::Draining(..) => slots.filling += 1,
+                State::Lost => slots.total -= 1,
                 State::Valid(_) if slot.holds > 0 => slots.leased += 1,
                 State::Valid(_) => slots.valid += 1,
             }
@@ -288,7 +325,11 @@ impl Table {
         for &expert in ids {
             let slot = self.slot(ExpertKey { layer, expert }).map(|s| &self.slots[s as usize]);
             need.slots_wanted += usize::from(slot.is_none_or(|s| !s.is_busy()));
-            need.is_draining |= slot.is_some_and(|s| matches!(s.state, State::Draining(_)));
+            need.is_draining |= slot.is_some_and(|s| match &s.state {
+                State::Draining(..) => true,
+                State::Filling(fill) => fill.is_cancelled,
+                _ => false,
+            });
         }
         Ok(need)
     }
@@ -327,9 +368,9 @@ impl Table {
                         slot
                     }
                 };
-                let is_joined =
-                    *placement == Placement::Hit && matches!(self.slots[slot as usize].state, State::Filling(_));
-                self.stats.phase(phase).joined += u64::from(is_joined);
+                if *placement == Placement::Hit {
+                    self.count_hit(slot, key, phase, &mut batch);
+                }
                 let index = self.index(key).expect("the directory has served the expert");
                 self.uses[index] = self.uses[index].saturating_add(1);
                 self.hold(slot, lease);
@@ -337,6 +378,24 @@ impl Table {
         }
         self.placements = placements;
         served.map(|()| batch)
+    }
+
+    /// Counts a hit on `slot`; a read that runs ahead of requests is one that somebody waits for from now on.
+    fn count_hit(&mut self, slot: SlotIdx, key: ExpertKey, phase: Phase, batch: &mut Batch) {
+        self.ledger.used(key, 0);
+        let at = &mut self.slots[slot as usize];
+        if at.came == Came::Preloaded {
+            at.came = Came::PreloadedAndUsed;
+            self.stats.preload_used += 1;
+        }
+        self.stats.preload_hits += u64::from(at.came == Came::PreloadedAndUsed);
+        if let State::Filling(fill) = &mut at.state {
+            self.stats.phase(phase).joined += 1;
+            let is_ahead = !matches!(fill.purpose, FillFor::Request(_));
+            if is_ahead && !std::mem::replace(&mut fill.is_wanted, true) {
+                batch.promote.extend(fill.batch);
+            }
+        }
     }
 
     /// Adds a hold and the lease entry that answers for it.

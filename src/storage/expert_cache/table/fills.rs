@@ -3,14 +3,19 @@
 //! so a failed one cannot give away memory that another part of it is still being read into.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use cache_policy::RouteError;
 
-use super::{Failure, Fill, FillEnd, FillFor, Filled, NO_SLOT, PreloadState, SlotIdx, State, Table};
+use super::{Came, Failure, Fill, FillEnd, FillFor, Filled, NO_SLOT, PreloadState, SlotIdx, State, Table};
 use crate::storage::expert_cache::classes::slot_plan;
 use crate::storage::expert_cache::fill::{Batch, PARTS, tag_of};
 use crate::storage::reader::{ExpertPart, Lane, ReadError, ReadLabel, ReadRequest, ReadResult};
 use crate::units::ExpertKey;
+
+/// A reader lets go of a failed read's memory within microseconds. What is still away after this long was given up, because the kernel
+/// may yet write to it.
+const LOST_AFTER: Duration = Duration::from_secs(2);
 
 const PART_NAMES: [ExpertPart; PARTS] = [ExpertPart::Gate, ExpertPart::Up, ExpertPart::Down];
 
@@ -27,6 +32,7 @@ impl Table {
                 let slot = std::mem::replace(&mut self.slot_of[index], NO_SLOT);
                 let at = &mut self.slots[slot as usize];
                 assert!(at.holds == 0 && at.key == victim, "{victim} was evicted while held");
+                self.ledger.dropped(victim);
                 let State::Valid(filled) = std::mem::replace(&mut at.state, State::Taken) else {
                     panic!("{victim} was evicted while its slot was not valid")
                 };
@@ -66,7 +72,17 @@ impl Table {
         }
         self.serial += 1;
         (at.key, at.serial) = (key, self.serial);
-        let fill = Fill { purpose, parts: [const { None }; PARTS], ended: 0, rest: tail, error: None };
+        at.came = if purpose == FillFor::Preload { Came::Preloaded } else { Came::Asked };
+        let fill = Fill {
+            purpose,
+            batch: None,
+            is_wanted: false,
+            is_cancelled: false,
+            parts: [const { None }; PARTS],
+            ended: 0,
+            rest: tail,
+            error: None,
+        };
         at.state = State::Filling(Box::new(fill));
         batch.fills.push((slot, self.serial));
         self.recount(slot, was_busy);
@@ -104,12 +120,14 @@ impl Table {
             unreachable!("callers have seen the fill")
         };
         let Fill { purpose, parts, rest, error, .. } = *fill;
+        let key = at.key;
         let end = match (parts, error) {
             ([Some(gate), Some(up), Some(down)], None) => {
                 let bytes = (gate.len + up.len + down.len) as u64;
                 self.landings += 1;
                 at.landing = self.landings;
                 at.state = State::Valid(Arc::new(Filled { parts: [gate, up, down], rest }));
+                self.ledger.landed(key);
                 self.count_filled(purpose, bytes);
                 FillEnd::Valid
             }
@@ -117,7 +135,7 @@ impl Table {
                 let error = error.expect("a part is missing only after an error");
                 drop(parts);
                 let (serial, waiters) = (at.serial, std::mem::take(&mut at.holds));
-                at.state = State::Draining(rest);
+                at.state = State::Draining(rest, Instant::now());
                 self.draining.push(slot);
                 self.count_failed(purpose, &error);
                 if waiters > 0 {
@@ -139,6 +157,7 @@ impl Table {
     fn count_filled(&mut self, purpose: FillFor, bytes: u64) {
         match purpose {
             FillFor::Request(phase) => self.stats.phase(phase).read_bytes += bytes,
+            FillFor::Lookahead => self.stats.lookahead_bytes += bytes,
             FillFor::Preload => {
                 self.stats.preloaded += 1;
                 self.stats.preload_bytes += bytes;
@@ -149,6 +168,11 @@ impl Table {
     fn count_failed(&mut self, purpose: FillFor, error: &ReadError) {
         match purpose {
             FillFor::Request(phase) => self.stats.phase(phase).failed += 1,
+            FillFor::Lookahead => match error {
+                ReadError::Cancelled(_) => self.stats.lookahead_cancelled += 1,
+                ReadError::QueueFull(_) | ReadError::Stopped(_) => {}
+                _ => self.stats.lookahead_failed += 1,
+            },
             FillFor::Preload => {
                 // A preload that was cut short has not failed.
                 self.stats.preload_failed += u64::from(!matches!(error, ReadError::Stopped(_)));
@@ -157,12 +181,12 @@ impl Table {
         }
     }
 
-    /// Gives back the slots of failed fills whose memory is whole again.
+    /// Gives back the slots of failed fills whose memory is whole again, and gives up those whose memory will not return.
     pub fn drain(&mut self) {
         for at in (0..self.draining.len()).rev() {
             let slot = self.draining[at];
             let entry = &mut self.slots[slot as usize];
-            let State::Draining(rest) = std::mem::replace(&mut entry.state, State::Taken) else {
+            let State::Draining(rest, since) = std::mem::replace(&mut entry.state, State::Taken) else {
                 unreachable!("only draining slots are listed")
             };
             match rest.reunite() {
@@ -172,13 +196,28 @@ impl Table {
                     self.draining.swap_remove(at);
                     self.recount(slot, true);
                     self.classes[class].free.push(slot);
-                    self.directory.forget(key);
-                    let index = self.index(key).expect("it was filled");
-                    self.slot_of[index] = NO_SLOT;
+                    self.unlist(key);
                 }
-                Err(rest) => entry.state = State::Draining(rest),
+                Err(_) if since.elapsed() >= LOST_AFTER => {
+                    entry.state = State::Lost;
+                    let (key, class) = (entry.key, entry.class as usize);
+                    self.draining.swap_remove(at);
+                    self.classes[class].busy -= 1;
+                    self.classes[class].total -= 1;
+                    self.unlist(key);
+                    self.directory.lose_slot(class);
+                }
+                Err(rest) => entry.state = State::Draining(rest, since),
             }
         }
+    }
+
+    /// Takes an expert out whose bytes did not arrive.
+    fn unlist(&mut self, key: ExpertKey) {
+        self.directory.forget(key);
+        self.ledger.dropped(key);
+        let index = self.index(key).expect("it was filled");
+        self.slot_of[index] = NO_SLOT;
     }
 
     pub fn is_draining(&self) -> bool {

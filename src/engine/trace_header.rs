@@ -1,4 +1,4 @@
-//! What traces and hotlists need to know of a prepared model: its identity and the shape of its routed layers.
+//! What a trace says about a prepared model: its identity and the shape of its routed layers.
 //! Never reads tensor data. Surprising fact: a plan is enough to check a trace; no weight need be loaded for that.
 
 use std::io;
@@ -6,7 +6,6 @@ use std::io;
 use cache_policy::{TraceHeader, TraceLayer};
 
 use crate::engine::prepare::Prepared;
-use crate::storage::identity::ModelIdentity;
 use crate::storage::layout::LayerExperts;
 
 impl Prepared {
@@ -23,14 +22,5 @@ impl Prepared {
             expert_bytes: l.expert_bytes(),
         };
         Ok(TraceHeader { model: self.identity()?.0, layers: self.layout.experts.iter().map(layer).collect() })
-    }
-
-    /// What tells this model file from any other.
-    ///
-    /// # Errors
-    /// A model file that cannot be read, or is no longer the one that was opened.
-    pub fn identity(&self) -> io::Result<ModelIdentity> {
-        let (_, _, top_k) = self.config.expert_shape();
-        ModelIdentity::of(&self.file, self.config.arch(), &self.layout.experts, top_k as u64)
     }
 }

@@ -1,0 +1,109 @@
+//! The experts of one layer on their way to a sweep: asked for ahead of use, handed out by rising id.
+//! Never holds more experts than the supply lends. Surprising fact: experts that a part of the rows is known to need are asked for before
+//! the other rows have chosen, so that the drive works while attention is computed.
+
+use std::collections::VecDeque;
+
+use crate::backend::Backend;
+use crate::models::supply::{ExpertLease, ExpertMats, ExpertSupply, Phase, SupplyError};
+use crate::units::{ExpertIdx, LayerIdx};
+
+/// Experts that were asked for together.
+struct Group<'a, B: Backend> {
+    ids: Vec<ExpertIdx>,
+    lease: Box<dyn ExpertLease<B> + 'a>,
+    is_ready: Vec<bool>,
+    /// Experts that were used.
+    used: usize,
+}
+
+/// Experts of one layer, for one sweep.
+pub struct Ahead<'a, B: Backend> {
+    supply: &'a dyn ExpertSupply<B>,
+    layer: LayerIdx,
+    held: VecDeque<Group<'a, B>>,
+    held_experts: usize,
+    /// By expert: whether it is held.
+    is_asked: Vec<bool>,
+}
+
+impl<'a, B: Backend> Ahead<'a, B> {
+    /// Nothing asked for yet, of a layer with `experts`.
+    pub fn new(supply: &'a dyn ExpertSupply<B>, layer: usize, experts: usize) -> Self {
+        let (held, is_asked) = (VecDeque::new(), vec![false; experts]);
+        Self { supply, layer: LayerIdx(layer as u16), held, held_experts: 0, is_asked }
+    }
+
+    /// Asks for the first of `active` (by rising id) while the other rows choose theirs. Takes half of what may be held at most, so that
+    /// experts in front of them still find room.
+    pub fn ask_early(&mut self, active: &[ExpertIdx]) -> Result<(), SupplyError> {
+        let half = self.supply.lease_max() / 2;
+        for ids in active[..active.len().min(half)].chunks(self.group_len()) {
+            self.ask(ids)?;
+        }
+        Ok(())
+    }
+
+    /// Makes sure that `active[at]` is asked for, and asks for as many of those behind it as there is room for. `active` is by rising id.
+    pub fn ask_from(&mut self, active: &[ExpertIdx], at: usize) -> Result<(), SupplyError> {
+        loop {
+            let room = self.supply.lease_max() - self.held_experts;
+            let unasked = active[at..].iter().filter(|id| !self.is_asked[id.0 as usize]).copied();
+            let wanted: Vec<ExpertIdx> = unasked.take(room + 1).collect();
+            // All in one go where they fit; else whole groups, so that reads keep their depth.
+            let count = if wanted.len() <= room { wanted.len() } else { self.group_len() };
+            if count > 0 && count <= room {
+                self.ask(&wanted[..count])?;
+            } else if active.get(at).is_none_or(|id| self.is_asked[id.0 as usize]) {
+                return Ok(());
+            } else {
+                // Experts that were asked for early stand in the way of those in front of them.
+                self.give_back();
+            }
+        }
+    }
+
+    /// Experts of one request when not all fit at once: a quarter of what may be held, so that three quarters are read or waited for
+    /// while one is computed.
+    fn group_len(&self) -> usize {
+        (self.supply.lease_max() / 4).max(1)
+    }
+
+    fn ask(&mut self, ids: &[ExpertIdx]) -> Result<(), SupplyError> {
+        let lease = self.supply.request(self.layer, ids, Phase::Prefill)?;
+        ids.iter().for_each(|id| self.is_asked[id.0 as usize] = true);
+        self.held_experts += ids.len();
+        self.held.push_back(Group { ids: ids.to_vec(), lease, is_ready: vec![false; ids.len()], used: 0 });
+        Ok(())
+    }
+
+    /// Waits for `expert`, which was asked for, and hands it to `f`; gives back what is not needed any more.
+    pub fn with<R, E: From<SupplyError>>(
+        &mut self,
+        expert: ExpertIdx,
+        f: impl FnOnce(&ExpertMats<'_, B>) -> Result<R, E>,
+    ) -> Result<R, E> {
+        let find = |group: &Group<'_, B>| group.ids.binary_search(&expert).ok();
+        let found = self.held.iter().enumerate().find_map(|(at, group)| Some((at, find(group)?)));
+        let (at, index) = found.expect("experts are asked for before they are used");
+        let group = &mut self.held[at];
+        while !group.is_ready[index] {
+            let landed = group.lease.next_ready()?.expect("every expert of a lease is handed out");
+            group.is_ready[landed] = true;
+        }
+        let result = f(&group.lease.mats(index))?;
+        group.used += 1;
+        // Groups go in the order in which they came: a trace tells only how many of the last requests are held.
+        while self.held.front().is_some_and(|group| group.used == group.ids.len()) {
+            self.give_back();
+        }
+        Ok(result)
+    }
+
+    /// Gives the oldest group back; its experts that were not used have to be asked for again.
+    fn give_back(&mut self) {
+        let Some(group) = self.held.pop_front() else { return };
+        self.held_experts -= group.ids.len();
+        group.ids.iter().for_each(|id| self.is_asked[id.0 as usize] = false);
+    }
+}
