@@ -106,7 +106,7 @@ fn panel(
     let is_falling = curve.lru.first().map(value) > curve.lru.last().map(value);
     chart
         .configure_series_labels()
-        .position(if is_falling { SeriesLabelPosition::UpperRight } else { SeriesLabelPosition::LowerRight })
+        .position(if is_falling { SeriesLabelPosition::MiddleRight } else { SeriesLabelPosition::LowerRight })
         .background_style(WHITE.mix(0.9))
         .border_style(RGBColor(210, 210, 210))
         .label_font((FONT, 13))
