@@ -4,6 +4,7 @@
 
 pub mod args;
 pub mod bench;
+pub mod cache_tool;
 pub mod doctor;
 pub mod gguf;
 pub mod input;
