@@ -11,7 +11,7 @@ use crate::engine::EngineError;
 use crate::engine::options::{DeviceChoice, EngineOptions};
 use crate::engine::stats::GpuStats;
 use crate::models::supply::{ExpertSupply, RowSupply};
-use crate::models::{Model, ModelRunner, RunnerOptions};
+use crate::models::{Model, ModelRunner, RunnerOptions, SweepCounts};
 
 /// The device that was chosen, and why.
 #[derive(Clone)]
@@ -93,6 +93,8 @@ pub(super) trait Placed: Send + Sync {
     ) -> Result<Box<dyn ModelRunner>, EngineError>;
     /// What the GPU did.
     fn gpu_stats(&self) -> Option<GpuStats>;
+    /// What the model's sweeps did.
+    fn sweep_counts(&self) -> SweepCounts;
 }
 
 /// Reads the counters of a GPU.
@@ -121,5 +123,9 @@ impl<B: Backend> Placed for On<B> {
 
     fn gpu_stats(&self) -> Option<GpuStats> {
         self.read_gpu.as_ref().map(|read| read())
+    }
+
+    fn sweep_counts(&self) -> SweepCounts {
+        self.model.sweep_counts()
     }
 }

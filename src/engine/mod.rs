@@ -280,7 +280,7 @@ impl Engine {
 
     /// What the sweeps of all sequences did.
     pub fn sweep_counts(&self) -> SweepCounts {
-        self.model.sweep_counts()
+        self.placed.sweep_counts()
     }
 
     /// Name of the device.
