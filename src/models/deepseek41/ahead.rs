@@ -47,7 +47,7 @@ impl<'a, B: Backend> Ahead<'a, B> {
     /// Makes sure that `active[at]` is asked for, and asks for as many of those behind it as there is room for. `active` is by rising id.
     pub fn ask_from(&mut self, active: &[ExpertIdx], at: usize) -> Result<(), SupplyError> {
         loop {
-            let room = self.supply.lease_max() - self.held_experts;
+            let room = self.supply.lease_max().saturating_sub(self.held_experts);
             let unasked = active[at..].iter().filter(|id| !self.is_asked[id.0 as usize]).copied();
             let wanted: Vec<ExpertIdx> = unasked.take(room + 1).collect();
             // All in one go where they fit; else whole groups, so that reads keep their depth.
