@@ -442,11 +442,11 @@ fn the_default_model() {
     assert!(ran.stderr.contains("ds4: ds4flash.gguf (deepseek41)"), "{}", ran.stderr);
 }
 
-/// docs/FLAGS.md as clap knows the flags.
-fn flags_table() -> String {
+/// Tables of flags as clap knows them, one a heading; only those that `keep` says.
+fn flags_tables(command: &clap::Command, keep: impl Fn(&clap::Arg) -> bool) -> String {
     let mut text = String::new();
     let mut heading = None;
-    for arg in Cli::command().get_arguments() {
+    for arg in command.get_arguments().filter(|arg| keep(arg)) {
         if arg.get_help_heading() != heading {
             heading = arg.get_help_heading();
             text += &format!("\n## {}\n\n| Flag | Default | What it does |\n|---|---|---|\n", heading.unwrap());
@@ -471,15 +471,30 @@ fn flags_table() -> String {
     text
 }
 
+/// The tables below the heading of `program` in docs/FLAGS.md.
+fn page_tables(program: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/FLAGS.md");
+    let page = format!("\n{}", std::fs::read_to_string(&path).unwrap());
+    let heading = format!("\n# Flags of `{program}`\n");
+    let section = page.split_once(&heading).unwrap_or_else(|| panic!("docs/FLAGS.md lacks {heading}")).1;
+    let section = section.split("\n# ").next().unwrap();
+    section.find("\n## ").map_or(String::new(), |at| section[at..].trim_end().to_owned() + "\n")
+}
+
 #[test]
 fn the_table_of_flags_is_complete() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/FLAGS.md");
-    let page = std::fs::read_to_string(&path).unwrap();
-    let tables = page.find("\n## ").map_or("", |at| &page[at..]);
-    let want = flags_table();
-    assert!(tables == want, "docs/FLAGS.md must end with:\n{want}");
+    let want = flags_tables(&Cli::command(), |_| true);
+    assert!(page_tables("ds4") == want, "docs/FLAGS.md must have for ds4:\n{want}");
     let help = ds4(&["--help"]).ok().text();
     for arg in Cli::command().get_arguments() {
         assert!(help.contains(&format!("--{}", arg.get_long().unwrap())), "--help lacks {arg}");
     }
+}
+
+#[test]
+fn the_table_of_bench_flags_is_complete() {
+    let is_shared = |arg: &clap::Arg| matches!(arg.get_help_heading(), Some("Model" | "Streaming"));
+    let is_own = |arg: &clap::Arg| arg.get_id() == "ctx" || !is_shared(arg);
+    let want = flags_tables(&ds4::cli::bench::args::command(), is_own);
+    assert!(page_tables("ds4-bench") == want, "docs/FLAGS.md must have for ds4-bench:\n{want}");
 }

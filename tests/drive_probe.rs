@@ -39,6 +39,20 @@ fn a_drive_is_measured_once_and_remembered() {
     }
     assert_eq!(ask(&path, ProbeChoice::Force).unwrap().source, Source::Measured);
 
+    // A week later, and from a clock that was set back.
+    let text = std::fs::read_to_string(memory.file().unwrap()).unwrap();
+    let measured = |seconds: i64| {
+        let now = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let drive = json["drives"].as_object_mut().unwrap().values_mut().next().unwrap();
+        drive["measured_unix_s"] = now.saturating_add_signed(seconds).into();
+        std::fs::write(memory.file().unwrap(), json.to_string()).unwrap();
+        ask(&path, ProbeChoice::Auto).unwrap().source
+    };
+    assert_eq!(measured(-6 * 24 * 3600), Source::Remembered);
+    assert_eq!(measured(-8 * 24 * 3600), Source::Measured);
+    assert_eq!(measured(8 * 24 * 3600), Source::Measured);
+
     std::fs::write(memory.file().unwrap(), "{\"version\": 1, \"drives\": 7}").unwrap();
     assert_eq!(ask(&path, ProbeChoice::Auto).unwrap().source, Source::Measured);
     assert_eq!(ask(&path, ProbeChoice::Auto).unwrap().source, Source::Remembered);

@@ -78,9 +78,9 @@ fn stands_still(events: &Events, misses: &dyn Fn() -> u64, has_ended: &dyn Fn() 
     panic!("a pass neither ended nor waited");
 }
 
-/// What the layer that a stopped drive holds up had computed: all of what it routed but its misses, after the shared expert.
-/// Returns how many that were.
-fn check_layer(events: &[Event], misses: u64) -> usize {
+/// What the layer that a stopped drive holds up had computed: of one row all that it routed but its misses, after the shared expert. Many
+/// rows may add up by rising id, so that a present expert waits behind a missing one of a lower id. Returns how many were computed.
+fn check_layer(events: &[Event], misses: u64, rows: usize) -> usize {
     let (layer, routed) = events
         .iter()
         .rev()
@@ -89,8 +89,9 @@ fn check_layer(events: &[Event], misses: u64) -> usize {
             _ => None,
         })
         .expect("a layer was routed");
-    let at = events.iter().position(|e| *e == Event::Shared(layer)).expect("the shared expert does not wait for reads");
-    let computed: BTreeSet<i32> = events[at..]
+    let shared = events.iter().position(|e| *e == Event::Shared(layer));
+    assert!(rows > 1 || shared.is_some(), "the shared expert does not wait for reads");
+    let computed: BTreeSet<i32> = events[shared.filter(|_| rows == 1).unwrap_or(0)..]
         .iter()
         .filter_map(|e| match e {
             Event::Expert(l, id) if *l == layer => Some(*id),
@@ -98,7 +99,11 @@ fn check_layer(events: &[Event], misses: u64) -> usize {
         })
         .collect();
     assert!(computed.is_subset(routed), "{computed:?} of {routed:?}");
-    assert_eq!(computed.len() as u64 + misses, routed.len() as u64, "layer {layer}: every present expert was computed");
+    let (done, all) = (computed.len() as u64 + misses, routed.len() as u64);
+    assert!(
+        done == all || rows > 1 && done < all,
+        "layer {layer}: every present expert was computed: {computed:?} of {routed:?}"
+    );
     computed.len()
 }
 
@@ -119,7 +124,7 @@ fn run_stopped(engine: &Engine, drive: &FakeReader, tokens: &[TokenId], rows: us
                 runner.forward(part, Want::All, &mut sink, Some(&mut probe)).unwrap();
             });
             if stands_still(&events, &|| misses(engine) - before, &|| pass.is_finished()) {
-                early += check_layer(&events.0.lock(), misses(engine) - before);
+                early += check_layer(&events.0.lock(), misses(engine) - before, rows);
             }
             drive.release();
         });
@@ -152,6 +157,6 @@ fn decode_computes_hits_before_misses_land() {
 }
 
 #[test]
-fn prefill_computes_hits_before_misses_land() {
+fn prefill_computes_some_hits_before_misses_land() {
     check(6);
 }

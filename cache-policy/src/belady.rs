@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use crate::curve::MissCurve;
 use crate::directory::{ClassShape, RouteError};
 use crate::ids::{ExpertIdx, ExpertKey, LayerIdx};
-use crate::sim::Tally;
+use crate::sim::{Tally, wave_len};
 
 /// Marks in the top bits of a recorded use; the rest is the dense number of the expert.
 const STARTS_REQUEST: u32 = 1 << 31;
@@ -20,9 +20,13 @@ const NEVER: u32 = u32::MAX;
 pub struct Recording {
     /// By layer index: dense number of expert 0 and the number of experts.
     layers: Vec<Option<(u32, u16)>>,
+    /// Dense number of expert 0 of every layer that has experts, rising.
+    bases: Vec<(u32, LayerIdx)>,
     experts_total: u32,
     uses: Vec<u32>,
     last_layer: Option<LayerIdx>,
+    /// A token began with a request that named nobody: the next one carries its mark.
+    token_begins: bool,
     requests: u64,
 }
 
@@ -32,7 +36,7 @@ impl Recording {
 
     /// An empty recording of a model with these routed layers and their numbers of experts.
     pub fn new(layers: &[(LayerIdx, u16)]) -> Self {
-        let (mut table, mut total) = (Vec::new(), 0u32);
+        let (mut table, mut bases, mut total) = (Vec::new(), Vec::new(), 0u32);
         for &(layer, experts) in layers {
             let at = usize::from(layer.0);
             if table.len() <= at {
@@ -40,9 +44,20 @@ impl Recording {
             }
             assert!(table[at].is_none(), "layer {at} is named twice");
             table[at] = Some((total, experts));
+            if experts > 0 {
+                bases.push((total, layer));
+            }
             total += u32::from(experts);
         }
-        Self { layers: table, experts_total: total, uses: Vec::new(), last_layer: None, requests: 0 }
+        Self {
+            layers: table,
+            bases,
+            experts_total: total,
+            uses: Vec::new(),
+            last_layer: None,
+            token_begins: false,
+            requests: 0,
+        }
     }
 
     /// Requests recorded.
@@ -67,7 +82,9 @@ impl Recording {
         }
         assert!(self.uses.len() + ids.len() <= Self::USES_MAX, "a recording holds 2^32 uses at most");
         let mut marks = STARTS_REQUEST;
-        if self.last_layer.is_none_or(|last| layer <= last) {
+        self.token_begins |= self.last_layer.is_none_or(|last| layer <= last);
+        if self.token_begins && !ids.is_empty() {
+            self.token_begins = false;
             marks |= STARTS_TOKEN;
         }
         for expert in ids {
@@ -100,35 +117,47 @@ impl Recording {
     /// The fewest misses that any cache of these classes can have on the recording, starting empty; the first
     /// `skip_requests` are served but not counted.
     pub fn optimum(&self, shapes: &[ClassShape], skip_requests: u64) -> Tally {
-        let mut state = Optimum::new(self, shapes);
-        let next = self.next_uses();
         let (mut tally, mut request) = (Tally::default(), 0u64);
+        self.optimum_by_request(shapes, &mut |_, served| {
+            if request >= skip_requests {
+                tally.add(served);
+            }
+            request += 1;
+        });
+        tally
+    }
+
+    /// As `optimum`, telling what each request found, in the order of the recording: its layer, its counts. A request that
+    /// is too large for its class comes in waves (`sim::wave_len`), as a live cache would serve it.
+    pub fn optimum_by_request(&self, shapes: &[ClassShape], on_request: &mut dyn FnMut(LayerIdx, &Tally)) {
+        let mut state = Optimum::new(self, shapes);
+        let wave_len = wave_len(shapes);
+        let next = self.next_uses();
         let mut at = 0;
         while at < self.uses.len() {
             let end = at + 1 + self.uses[at + 1..].iter().take_while(|&&u| u & STARTS_REQUEST == 0).count();
             if self.uses[at] & STARTS_TOKEN != 0 {
                 state.next_token();
             }
-            let is_counted = request >= skip_requests;
-            let mut is_clean = true;
-            state.request += 1;
-            // Hits first: what this request uses must not be its own victim.
-            for (entry, &next) in self.uses[at..end].iter().zip(&next[at..end]) {
-                state.pin(entry & NUMBER, next);
+            let mut served = Tally { requests: 1, ..Tally::default() };
+            for begin in (at..end).step_by(wave_len(end - at)) {
+                let wave = begin..end.min(begin + wave_len(end - at));
+                // The directory takes a second request of a layer for the next token.
+                if begin > at {
+                    state.next_token();
+                }
+                state.serve_wave(&self.uses[wave.clone()], &next[wave], &mut served);
             }
-            for (entry, &next) in self.uses[at..end].iter().zip(&next[at..end]) {
-                let (is_hit, is_eviction) = state.serve(entry & NUMBER, next);
-                is_clean &= is_hit;
-                tally.hits += u64::from(is_hit && is_counted);
-                tally.misses += u64::from(!is_hit && is_counted);
-                tally.evictions += u64::from(is_eviction && is_counted);
-            }
-            tally.requests += u64::from(is_counted);
-            tally.all_hit += u64::from(is_counted && is_clean);
-            request += 1;
+            served.all_hit = u64::from(served.misses == 0);
+            on_request(self.layer_of(self.uses[at] & NUMBER), &served);
             at = end;
         }
-        tally
+    }
+
+    /// Layer of a dense number.
+    fn layer_of(&self, number: u32) -> LayerIdx {
+        let after = self.bases.partition_point(|&(base, _)| base <= number);
+        self.bases[after - 1].1
     }
 
     /// Position of the next use of the same expert, for every use.
@@ -207,6 +236,21 @@ impl Optimum {
         let expert = &mut self.experts[number as usize];
         if expert.is_cached {
             (expert.token, expert.request, expert.next) = (self.token, self.request, next);
+        }
+    }
+
+    /// Serves uses that are asked for together.
+    fn serve_wave(&mut self, uses: &[u32], next: &[u32], served: &mut Tally) {
+        self.request += 1;
+        // Hits first: what this request uses must not be its own victim.
+        for (entry, &next) in uses.iter().zip(next) {
+            self.pin(entry & NUMBER, next);
+        }
+        for (entry, &next) in uses.iter().zip(next) {
+            let (is_hit, is_eviction) = self.serve(entry & NUMBER, next);
+            served.hits += u64::from(is_hit);
+            served.misses += u64::from(!is_hit);
+            served.evictions += u64::from(is_eviction);
         }
     }
 

@@ -46,19 +46,40 @@ impl MissCurve {
         self.pass(number, false);
     }
 
-    fn pass(&mut self, number: usize, is_counted: bool) {
-        if self.now + 1 == self.tree.len() {
-            self.renumber();
+    /// Records the uses of one request together: each is looked up before any of them counts as newer, as a cache does that
+    /// serves the hits of a request first. A use that is not counted only warms.
+    pub fn record_request(&mut self, numbers: impl Iterator<Item = usize> + Clone, is_counted: bool) {
+        for number in numbers.clone() {
+            self.look_up(number, is_counted);
         }
+        numbers.for_each(|number| self.refresh(number));
+    }
+
+    fn pass(&mut self, number: usize, is_counted: bool) {
+        self.look_up(number, is_counted);
+        self.refresh(number);
+    }
+
+    /// Counts the depth at which `number` lies.
+    fn look_up(&mut self, number: usize, is_counted: bool) {
         self.uses += u64::from(is_counted);
         let last = self.last[number];
         if last == UNUSED {
             self.first_uses += u64::from(is_counted);
-            self.used += 1;
         } else {
             let newer = self.used - self.used_up_to(last as usize);
             self.depths[newer] += u64::from(is_counted);
-            self.add(last as usize, u32::MAX);
+        }
+    }
+
+    /// Makes `number` the latest.
+    fn refresh(&mut self, number: usize) {
+        if self.now + 1 == self.tree.len() {
+            self.renumber();
+        }
+        match self.last[number] {
+            UNUSED => self.used += 1,
+            last => self.add(last as usize, u32::MAX),
         }
         self.last[number] = self.now as u32;
         self.add(self.now, 1);

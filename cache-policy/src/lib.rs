@@ -7,6 +7,7 @@
 extern crate alloc;
 
 pub mod belady;
+pub mod census;
 mod chain;
 pub mod curve;
 mod decay;
@@ -23,11 +24,14 @@ pub mod prefetch;
 mod ranking;
 pub mod replay;
 pub mod route_memory;
+pub mod score;
 mod shadow;
 pub mod sim;
+pub mod speed;
 pub mod trace;
 
 pub use belady::Recording;
+pub use census::Census;
 pub use curve::MissCurve;
 pub use directory::{ClassShape, Directory, Placement, RouteError};
 pub use ids::{Bytes, ExpertIdx, ExpertKey, LayerIdx, Phase};
@@ -37,4 +41,7 @@ pub use policy::{Epoch, Policy};
 pub use prefetch::PrefetchLedger;
 pub use replay::Replay;
 pub use route_memory::RouteMemory;
+pub use score::{Request, Score, ScoredReplay};
+pub use sim::Tally;
+pub use speed::Speed;
 pub use trace::{Event, TraceError, TraceHeader, TraceLayer, TraceReader, TraceWriter};

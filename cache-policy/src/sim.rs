@@ -4,7 +4,7 @@
 
 use alloc::vec::Vec;
 
-use crate::directory::{Directory, Placement, RouteError};
+use crate::directory::{ClassShape, Directory, Placement, RouteError};
 use crate::ids::{ExpertIdx, LayerIdx};
 
 /// What requests did to a cache.
@@ -38,6 +38,28 @@ impl Tally {
         self.requests += 1;
         self.all_hit += u64::from(self.misses == before);
     }
+
+    /// Adds the counts of `other`.
+    pub fn add(&mut self, other: &Tally) {
+        self.requests += other.requests;
+        self.hits += other.hits;
+        self.misses += other.misses;
+        self.evictions += other.evictions;
+        self.all_hit += other.all_hit;
+    }
+
+    /// Share of the uses that hit; `None` without uses.
+    pub fn hit_rate(&self) -> Option<f64> {
+        let uses = self.hits + self.misses;
+        (uses > 0).then(|| self.hits as f64 / uses as f64)
+    }
+}
+
+/// How many experts of a request of `len` go together: all of them if the smallest class holds them, else half of what it
+/// holds, since the engine reads one wave while it computes the one before.
+pub fn wave_len(shapes: &[ClassShape]) -> impl Fn(usize) -> usize + use<> {
+    let lease_max = shapes.iter().map(|s| s.slots).min().unwrap_or(0);
+    move |len| if len <= lease_max { len.max(1) } else { (lease_max / 2).max(1) }
 }
 
 /// Serves every `(layer, ids)` of `routes` in order.

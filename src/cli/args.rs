@@ -306,6 +306,14 @@ impl Cli {
 /// # Errors
 /// A usage error: what is wrong, and the hints that clap has for it, without its blocks.
 pub fn refuse(error: &clap::Error) -> Result<(), CliError> {
+    refuse_as("ds4", error)
+}
+
+/// As [`refuse`], for another program of the project.
+///
+/// # Errors
+/// As [`refuse`].
+pub fn refuse_as(program: &str, error: &clap::Error) -> Result<(), CliError> {
     let text = error.render().to_string();
     if !error.use_stderr() {
         return output::answer(&text).map_err(CliError::output);
@@ -313,7 +321,7 @@ pub fn refuse(error: &clap::Error) -> Result<(), CliError> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let said = lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"));
     let said = said.collect::<Vec<_>>().join(" ");
-    Err(CliError::usage(format!("{}; ds4 --help lists all flags", said.trim_start_matches("error: "))))
+    Err(CliError::usage(format!("{}; {program} --help lists all flags", said.trim_start_matches("error: "))))
 }
 
 /// Turns `-sys` into `--system`, up to a `--`.

@@ -3,6 +3,8 @@
 //! can be before the model is loaded, so that a typing error does not cost a minute of reads.
 
 pub mod args;
+pub mod bench;
+pub mod cache_tool;
 pub mod doctor;
 pub mod gguf;
 pub mod input;

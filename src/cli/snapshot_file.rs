@@ -5,7 +5,7 @@
 use std::fs::Permissions;
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -51,7 +51,7 @@ impl SnapshotFile {
     }
 }
 
-fn write_until_stopped(path: &PathBuf, observer: &mut Observer, stop: &Stop) {
+fn write_until_stopped(path: &Path, observer: &mut Observer, stop: &Stop) {
     let mut has_failed = false;
     loop {
         let mut is_set = stop.is_set.lock();

@@ -88,6 +88,12 @@ impl ModelRunner for CheckedRunner {
         self.inner.reset();
     }
 
+    fn rewind(&mut self, kept: &[TokenId]) -> usize {
+        // Positions that come twice belong to two sessions.
+        self.session = None;
+        self.inner.rewind(kept)
+    }
+
     fn prefetch_rows(&mut self, tokens: &[TokenId]) -> Result<(), ModelError> {
         // Its experts can be guessed as soon as the id is known.
         self.foresee(tokens);

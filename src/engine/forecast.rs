@@ -26,10 +26,12 @@ pub struct Forecast {
     pub experts_total_bytes: u64,
     /// Rows of disk-only tables that a token asks for.
     pub rows_per_token: u64,
-    /// Rows of a prompt that go through the layers together.
-    pub chunk: u64,
+    /// Rows of a prompt that go through one layer before the next begins.
+    pub sweep: u64,
     /// Whether experts come from the drive at all.
     pub is_streaming: bool,
+    /// Whether experts are read before their layer asks for them, so that reads overlap everything.
+    pub reads_ahead: bool,
     /// Whether reads go through the page cache, so that the drive bounds only what is not in it.
     pub is_cached: bool,
     /// Slots of the cache.
@@ -91,8 +93,9 @@ impl Forecast {
             experts_total: plan.experts_total,
             experts_total_bytes,
             rows_per_token: prepared.config.rows_per_token() as u64,
-            chunk: prepared.runner.chunk as u64,
+            sweep: prepared.runner.sweep.max(prepared.runner.chunk) as u64,
             is_streaming: plan.is_streaming,
+            reads_ahead: false,
             is_cached: !prepared.reader.is_direct(),
             cache_slots: plan.cache_slots,
             drive_gb_per_s: None,
@@ -118,8 +121,15 @@ impl Forecast {
         Self { memory_gb_per_s: gb_per_s, ..self }
     }
 
+    /// With or without lookahead.
+    #[must_use]
+    pub fn with_lookahead(self, reads_ahead: bool) -> Self {
+        Self { reads_ahead, ..self }
+    }
+
     /// The least time of a decode step in which `miss_rate` of the experts must be read. A layer's attention cannot begin before the layer
-    /// before it is summed, so dense weights and reads follow one another; shared and present experts run while reads are under way.
+    /// before it is summed, so dense weights and reads follow one another unless reads run ahead; shared and present experts run while reads
+    /// are under way.
     pub fn decode(&self, miss_rate: f64) -> TokenBound {
         self.decode_of(self.expert_bytes as f64 * miss_rate, self.rows_per_token as f64)
     }
@@ -133,22 +143,24 @@ impl Forecast {
         let dense_s = from_memory(self.dense_bytes as f64);
         let beside_s = from_memory((self.shared_bytes + self.expert_bytes) as f64);
         let drive_s = experts_s + rows_s;
-        TokenBound { memory_s: dense_s + beside_s, drive_s, token_s: dense_s + drive_s.max(beside_s) }
+        let memory_s = dense_s + beside_s;
+        let token_s = if self.reads_ahead { memory_s.max(drive_s) } else { dense_s + drive_s.max(beside_s) };
+        TokenBound { memory_s, drive_s, token_s }
     }
 
-    /// The least time of a prompt of `tokens`, from an empty cache: what its chunks must read of the experts and of the tables. Experts that stay
-    /// in the cache between chunks are read once. `None` where the drive was not measured or nothing is read.
+    /// The least time of a prompt of `tokens`, from an empty cache: what its sweeps must read of the experts and of the tables. Experts that stay
+    /// in the cache between sweeps are read once. `None` where the drive was not measured or nothing is read.
     pub fn prefill_tps(&self, tokens: u64) -> Option<f64> {
         let rate = self.drive_gb_per_s.filter(|_| self.is_streaming && self.experts_total > 0)? * 1e9;
-        let chunk = self.chunk.clamp(1, tokens.max(1));
-        let chunks = tokens.max(1).div_ceil(chunk);
-        // With many rows a chunk asks for nearly all experts; what the cache cannot hold is read again for each chunk.
-        let uses = (chunk * self.experts_per_token) as f64;
+        let sweep = self.sweep.clamp(1, tokens.max(1));
+        let sweeps = tokens.max(1).div_ceil(sweep);
+        // With many rows a sweep asks for nearly all experts; what the cache cannot hold is read again for each sweep.
+        let uses = (sweep * self.experts_per_token) as f64;
         let total = self.experts_total as f64;
         let asked = total * (1.0 - (-uses / total).exp());
         let again = (asked - self.cache_slots as f64).max(0.0);
         let expert = self.experts_total_bytes as f64 / total;
-        let read = (asked + again * (chunks - 1) as f64) * expert;
+        let read = (asked + again * (sweeps - 1) as f64) * expert;
         let rows_s = self.row_reads_per_s.map_or(0.0, |per_s| (tokens * self.rows_per_token) as f64 / per_s);
         Some(tokens.max(1) as f64 / (read / rate + rows_s))
     }
@@ -291,8 +303,9 @@ mod tests {
             experts_total: 15_360,
             experts_total_bytes: 152_900_000_000,
             rows_per_token: 48,
-            chunk: 2048,
+            sweep: 2048,
             is_streaming: true,
+            reads_ahead: false,
             is_cached: false,
             cache_slots: 5000,
             drive_gb_per_s: Some(11.0),
@@ -311,6 +324,8 @@ mod tests {
         near(f.decode(0.0).token_s, (8.3 + 0.44 + 2.39) / 249.0);
         // 217 ms of reads hide 11 ms of experts.
         near(f.decode(1.0).token_s, 8.3 / 249.0 + 2.39 / 11.0 + 48.0 / 4e5);
+        near(f.with_lookahead(true).decode(1.0).token_s, 2.39 / 11.0 + 48.0 / 4e5);
+        near(f.with_lookahead(true).decode(0.0).token_s, f.decode(0.0).token_s);
         assert!(f.decode(0.05).token_s < f.decode(0.1).token_s);
         near(f.decode(0.5).tps().unwrap(), 1.0 / (8.3 / 249.0 + 0.5 * 2.39 / 11.0 + 48.0 / 4e5));
     }
@@ -329,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cold_prompt_reads_nearly_every_expert_once_a_chunk() {
+    fn a_cold_prompt_reads_nearly_every_expert_once_a_sweep() {
         let f = flash();
         let one = f.prefill_tps(2048).unwrap();
         assert!((100.0..150.0).contains(&one), "2,048 rows over 14 s of reads: {one}");

@@ -17,6 +17,7 @@ pub mod routes;
 pub mod slabs;
 pub mod stats;
 pub mod supply;
+mod trace_header;
 pub mod weights;
 
 use std::io::{self, Write};
@@ -26,7 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cache_policy::plan::{Plan, PlanError};
-use cache_policy::{ClassShape, TraceHeader, TraceLayer, UnknownPolicy};
+use cache_policy::{ClassShape, TraceHeader, UnknownPolicy};
 
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cpu::matmul;
@@ -40,7 +41,7 @@ use crate::storage::checksum::ChecksumError;
 use crate::storage::expert_cache::{self, CacheError, CacheParts, ExpertCache};
 use crate::storage::gguf::{GgufError, MetadataError};
 use crate::storage::identity::ModelIdentity;
-use crate::storage::layout::{LayerExperts, LayoutError};
+use crate::storage::layout::LayoutError;
 use crate::storage::reader::{FileChange, OpenError, Reader};
 use crate::storage::row_table::{RowError, RowTables};
 use crate::storage::weights::{LoadOptions, ResidentWeights, WeightsError};
@@ -192,6 +193,7 @@ impl Engine {
             let resident = ResidentExperts::new(loaded, layers, routes.clone()).ok_or(EngineError::ExpertTensors)?;
             (Arc::new(resident), None)
         };
+        let forecast = forecast.with_lookahead(lookahead.is_some());
         Ok(Self {
             prepared,
             backend,
@@ -304,15 +306,7 @@ impl Engine {
     /// # Errors
     /// A model file that cannot be read.
     pub fn trace_header(&self) -> io::Result<TraceHeader> {
-        let (_, _, top_k) = self.prepared.config.expert_shape();
-        let layer = |l: &LayerExperts| TraceLayer {
-            layer: l.layer,
-            experts: l.experts,
-            top_k: top_k as u16,
-            expert_bytes: l.expert_bytes(),
-        };
-        let layers = self.prepared.layout.experts.iter().map(layer).collect();
-        Ok(TraceHeader { model: self.identity()?.0, layers })
+        self.prepared.trace_header()
     }
 
     /// What tells this model file from any other.

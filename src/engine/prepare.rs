@@ -56,7 +56,8 @@ pub struct Prepared {
     pub(super) verify: Option<Arc<VerifyCounters>>,
     /// Memory that comparing reads takes.
     verify_bytes: u64,
-    pub(super) classes: Vec<SizeClass>,
+    /// Experts by size, in the order of the plan's classes.
+    pub classes: Vec<SizeClass>,
 }
 
 impl Prepared {

@@ -84,6 +84,13 @@ pub trait ModelRunner: Send {
     fn bytes(&self) -> RunnerBytes;
     /// Forgets all tokens.
     fn reset(&mut self);
+    /// Goes back to `kept`, the first tokens of the state, which must end where an earlier `forward` ended. Returns how many of them the
+    /// state still holds: all, or none where going back is not possible, which is what this default does.
+    fn rewind(&mut self, kept: &[TokenId]) -> usize {
+        let _ = kept;
+        self.reset();
+        0
+    }
 
     /// Starts reading what `tokens` will need if they are the next ones. Costs nothing if the model has no tables.
     fn prefetch_rows(&mut self, tokens: &[TokenId]) -> Result<(), ModelError>;

@@ -19,6 +19,10 @@ pub struct Latency {
     shards: [Mutex<Histogram<u64>>; SHARDS],
 }
 
+/// A histogram as it was at one moment, to subtract from a later one.
+#[derive(Clone, Debug)]
+pub struct LatencyMark(Histogram<u64>);
+
 /// What a histogram held at one moment, in milliseconds.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
 pub struct LatencySummary {
@@ -45,21 +49,41 @@ impl Latency {
 
     /// Percentiles over all shards.
     pub fn summary(&self) -> LatencySummary {
+        summarise(&self.all())
+    }
+
+    /// All shards as they are now.
+    pub fn mark(&self) -> LatencyMark {
+        LatencyMark(self.all())
+    }
+
+    /// Percentiles of what was recorded after `mark` was taken from this histogram.
+    pub fn since(&self, mark: &LatencyMark) -> LatencySummary {
+        let mut all = self.all();
+        all.subtract(&mark.0).expect("a histogram only grows, and all have the same bounds");
+        summarise(&all)
+    }
+
+    fn all(&self) -> Histogram<u64> {
         let mut all = self.shards[0].lock().clone();
         for shard in &self.shards[1..] {
             all.add(&*shard.lock()).expect("all shards have the same bounds");
         }
-        if all.is_empty() {
-            return LatencySummary::default();
-        }
-        let ms = |us: u64| us as f64 / 1000.0;
-        LatencySummary {
-            samples: all.len(),
-            ms_mean: all.mean() / 1000.0,
-            ms_p50: ms(all.value_at_quantile(0.50)),
-            ms_p99: ms(all.value_at_quantile(0.99)),
-            ms_max: ms(all.max()),
-        }
+        all
+    }
+}
+
+fn summarise(all: &Histogram<u64>) -> LatencySummary {
+    if all.is_empty() {
+        return LatencySummary::default();
+    }
+    let ms = |us: u64| us as f64 / 1000.0;
+    LatencySummary {
+        samples: all.len(),
+        ms_mean: all.mean() / 1000.0,
+        ms_p50: ms(all.value_at_quantile(0.50)),
+        ms_p99: ms(all.value_at_quantile(0.99)),
+        ms_max: ms(all.max()),
     }
 }
 
@@ -100,6 +124,20 @@ mod tests {
         assert!((s.ms_p50 - 0.5).abs() < 0.01, "{s:?}");
         assert!((s.ms_p99 - 0.99).abs() < 0.02, "{s:?}");
         assert!((s.ms_max - 1.0).abs() < 0.01 && (s.ms_mean - 0.5).abs() < 0.01, "{s:?}");
+    }
+
+    #[test]
+    fn a_mark_cuts_off_what_was_before() {
+        let latency = Latency::new();
+        (0..50).for_each(|_| latency.record(Duration::from_millis(80)));
+        let mark = latency.mark();
+        assert_eq!(latency.since(&mark), LatencySummary::default());
+        std::thread::scope(|scope| {
+            scope.spawn(|| (0..10).for_each(|_| latency.record(Duration::from_millis(2))));
+        });
+        let s = latency.since(&mark);
+        assert!(s.samples == 10 && (s.ms_p99 - 2.0).abs() < 0.1 && (s.ms_max - 2.0).abs() < 0.1, "{s:?}");
+        assert_eq!(latency.summary().samples, 60);
     }
 
     #[test]

@@ -7,4 +7,4 @@ pub mod snapshot;
 pub mod stall;
 
 pub use counters::{Counter, ReadCounters, ReadSnapshot, RowCounters, RowSnapshot, VerifyCounters, VerifySnapshot};
-pub use latency::{Latency, LatencySummary};
+pub use latency::{Latency, LatencyMark, LatencySummary};

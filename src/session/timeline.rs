@@ -114,6 +114,24 @@ impl Timeline {
         self.tokens.clear();
     }
 
+    /// Goes back to the first `len` tokens, which must be a length that the timeline had after a `sync` or `append`. Tokens that the state
+    /// no longer holds are computed again. There are no logits afterwards, until something is appended.
+    ///
+    /// # Errors
+    /// Failures of the passes and interruptions, as for `sync`.
+    pub fn rewind(&mut self, len: usize, watcher: &mut dyn Watcher) -> Result<(), SessionError> {
+        if len >= self.tokens.len() {
+            return Ok(());
+        }
+        let kept = self.tokens[..len].to_vec();
+        let held = self.runner.rewind(&kept);
+        self.tokens.truncate(held);
+        if held < len {
+            self.sync(&kept, Want::None, watcher)?;
+        }
+        Ok(())
+    }
+
     /// Starts the row reads of a token that will be appended next.
     ///
     /// # Errors

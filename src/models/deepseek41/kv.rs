@@ -41,6 +41,8 @@ pub struct KvState<B: Backend> {
     pub tail: Vec<TokenId>,
     /// Complete tokens.
     pub len: usize,
+    /// End of all that was ever written to the rings, failed sweeps and dropped tokens included.
+    pub written: usize,
 }
 
 /// Name and values of one buffer of the state.
@@ -109,14 +111,31 @@ impl<B: Backend> KvState<B> {
                 }
             })
             .collect::<Result<_, BackendError>>()?;
-        let (tail, open_now, len) = (Vec::new(), 0, 0);
-        Ok(Self { windows, window_slots, owners, open_now, saved_windows, saved_open, tail, len })
+        let (tail, open_now, len, written) = (Vec::new(), 0, 0, 0);
+        Ok(Self { windows, window_slots, owners, open_now, saved_windows, saved_open, tail, len, written })
     }
 
     /// Forgets all tokens. Buffers keep their bytes: nothing behind `len` is ever read.
     pub fn reset(&mut self) {
         self.len = 0;
+        self.written = 0;
         self.tail.clear();
+    }
+
+    /// Goes back to `kept`, the first tokens; says whether that was possible. Nothing is copied: what was written since must not have
+    /// reached the part of the rings that the row at the new end sees, and the new end must not be inside a pair, whose values are gone.
+    pub fn rewind(&mut self, kept: &[TokenId], (window, look_back): (usize, usize)) -> bool {
+        assert!(kept.len() <= self.len, "a state of {} tokens cannot go back to {}", self.len, kept.len());
+        if kept.len() == self.len {
+            return true;
+        }
+        let is_inside_pair = kept.len() % 2 == 1 && self.owners.iter().any(|o| o.open.is_some());
+        if self.written - kept.len() > self.window_slots - window || is_inside_pair {
+            return false;
+        }
+        self.len = kept.len();
+        self.tail = kept[kept.len().saturating_sub(look_back)..].to_vec();
+        true
     }
 
     /// Accepts a chunk that went through all layers.

@@ -220,6 +220,7 @@ impl<B: Backend> Runner<B> {
             let want = if want == Want::Last && !after.is_empty() { Want::None } else { want };
             let probe = probe.as_mut().map(|p| &mut **p as &mut dyn Probe);
             let done = tokens.len() - rest.len();
+            self.state.written = self.state.written.max(self.state.len + now.len());
             match now {
                 [token] => self.run_row(*token, want, sink, probe)?,
                 _ => {
@@ -392,6 +393,17 @@ impl<B: Backend> ModelRunner for Runner<B> {
     fn reset(&mut self) {
         self.state.reset();
         self.pending = None;
+    }
+
+    fn rewind(&mut self, kept: &[TokenId]) -> usize {
+        self.pending = None;
+        let config = &self.model.config;
+        let look_back = config.engram.as_ref().map_or(0, |e| e.look_back());
+        if self.state.rewind(kept, (config.window, look_back)) {
+            return kept.len();
+        }
+        self.reset();
+        0
     }
 
     fn prefetch_rows(&mut self, tokens: &[TokenId]) -> Result<(), ModelError> {

@@ -20,8 +20,10 @@ use crate::units::Bytes;
 const TIME_MAX: Duration = Duration::from_millis(960);
 /// One setting: the queue fills, then the counters are watched.
 const FILL: Duration = Duration::from_millis(8);
-const WATCH: Duration = Duration::from_millis(60);
-const WATCH_ROWS: Duration = Duration::from_millis(45);
+const WATCH: Duration = Duration::from_millis(30);
+const WATCH_ROWS: Duration = Duration::from_millis(22);
+/// Each setting is watched in turn, this often: a drive shared with others changes its rate while the others are tried.
+const PASSES: usize = 2;
 
 /// One matrix of a V4.1 expert in 2 bits: the read that the engine makes most.
 const PART_BYTES: u64 = 3_041_280;
@@ -144,13 +146,17 @@ fn regions(reader: &dyn Reader, len: u64, count: usize) -> Result<Vec<DestRegion
 impl Probe<'_> {
     fn bulk(&mut self, mut regions: Vec<DestRegion>) -> Result<(Vec<BulkPoint>, Vec<DestRegion>), ProbeError> {
         let mut points: Vec<BulkPoint> = Vec::new();
-        for flight in FLIGHTS {
-            self.bulk_point(PIECE_FIRST, flight, &mut regions, &mut points)?;
+        for _ in 0..PASSES {
+            for flight in FLIGHTS {
+                self.bulk_point(PIECE_FIRST, flight, &mut regions, &mut points)?;
+            }
         }
         if let Some(best) = DriveRates::choose(points.clone(), vec![RowPoint { depth: 1, reads_per_s: 1.0 }]) {
             let flight = best.bulk.piece_bytes * u64::from(best.bulk.depth);
-            for piece in PIECES {
-                self.bulk_point(piece, flight, &mut regions, &mut points)?;
+            for _ in 0..PASSES {
+                for piece in PIECES {
+                    self.bulk_point(piece, flight, &mut regions, &mut points)?;
+                }
             }
         }
         Ok((points, regions))
@@ -176,12 +182,16 @@ impl Probe<'_> {
         let seen = self.run(&options, (Lane::Bulk, PART_BYTES), WATCH, regions, count)?;
         if let Some(seen) = seen {
             self.rate = self.rate.max(seen.bytes_per_s);
-            points.push(BulkPoint {
-                piece_bytes: piece,
-                depth: (flight / piece).max(1) as u32,
-                gb_per_s: seen.bytes_per_s / 1e9,
-                piece_ms_p50: seen.ms_p50,
-            });
+            let (depth, gb_per_s) = ((flight / piece).max(1) as u32, seen.bytes_per_s / 1e9);
+            match points.iter_mut().find(|p| p.piece_bytes == piece && p.depth == depth) {
+                Some(point) => {
+                    point.gb_per_s = f64::midpoint(point.gb_per_s, gb_per_s);
+                    point.piece_ms_p50 = f64::midpoint(point.piece_ms_p50, seen.ms_p50);
+                }
+                None => {
+                    points.push(BulkPoint { piece_bytes: piece, depth, gb_per_s, piece_ms_p50: seen.ms_p50 });
+                }
+            }
         }
         Ok(())
     }
@@ -189,7 +199,7 @@ impl Probe<'_> {
     fn rows(&mut self) -> Result<Vec<RowPoint>, ProbeError> {
         let mut points: Vec<RowPoint> = Vec::new();
         let mut memory: Option<Vec<DestRegion>> = None;
-        for depth in ROW_DEPTHS {
+        for depth in [ROW_DEPTHS; PASSES].into_iter().flatten() {
             // A disk that seeks for every row: what the last depth gave says how long this one drains.
             let per_s = points.last().map_or(f64::MAX, |p| p.reads_per_s);
             let drain = Duration::from_secs_f64((f64::from(depth) / per_s).min(1e3));
@@ -208,7 +218,10 @@ impl Probe<'_> {
             let seen = self.run(&options, (Lane::Rows, ROW_BYTES), WATCH_ROWS, &mut regions, 2 * depth as usize)?;
             memory = Some(regions);
             if let Some(seen) = seen {
-                points.push(RowPoint { depth, reads_per_s: seen.reads_per_s });
+                match points.iter_mut().find(|p| p.depth == depth) {
+                    Some(point) => point.reads_per_s = f64::midpoint(point.reads_per_s, seen.reads_per_s),
+                    None => points.push(RowPoint { depth, reads_per_s: seen.reads_per_s }),
+                }
             }
         }
         Ok(points)
@@ -216,8 +229,8 @@ impl Probe<'_> {
 
     /// Whether a setting with `flight` bytes under way would end in time, as far as is known.
     fn has_time(&self, watch: Duration, flight: u64) -> bool {
-        // The rows want their share of the second too.
-        let reserve = WATCH_ROWS + FILL;
+        // The rows want their share of the second too: one pass of them.
+        let reserve = (WATCH_ROWS + FILL) * ROW_DEPTHS.len() as u32;
         let drain = if self.rate > 0.0 { Duration::from_secs_f64(flight as f64 / self.rate) } else { Duration::ZERO };
         self.begun.elapsed() + FILL + watch + drain + reserve <= TIME_MAX
     }

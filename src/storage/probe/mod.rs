@@ -7,6 +7,7 @@ mod remembered;
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
@@ -78,6 +79,9 @@ pub struct DriveRates {
     pub measured_unix_s: u64,
 }
 
+/// Drives fill up and wear out, and a measurement may have met a busy hour: a week, then it is made again.
+const AGE_MAX_S: u64 = 7 * 24 * 3600;
+
 /// Within this share of the best rate a setting counts as equal, and the one with fewer bytes under way is better: what comes next
 /// waits behind fewer of them.
 const NEARLY_BEST: f64 = 0.95;
@@ -94,6 +98,12 @@ impl DriveRates {
         let rows = *row_points.iter().filter(|p| p.reads_per_s >= row_least).min_by_key(|p| p.depth)?;
         let (probe_ms, probe_bytes, measured_unix_s) = (0.0, 0, 0);
         Some(Self { bulk, rows, bulk_points, row_points, probe_ms, probe_bytes, measured_unix_s })
+    }
+
+    /// Seconds since the measurement; a date in the future counts as none.
+    fn age_s(&self) -> u64 {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        now.checked_sub(self.measured_unix_s).unwrap_or(u64::MAX)
     }
 
     /// Whether every number is one that a probe can give: they may come from a file that anybody can edit.
@@ -177,6 +187,7 @@ pub fn drive_rates(
     }
     if choice == ProbeChoice::Auto
         && let Some(rates) = memory.recall(&key.text)
+        && rates.age_s() <= AGE_MAX_S
     {
         return Ok(Some(Probed { rates, source: Source::Remembered, notice: None }));
     }

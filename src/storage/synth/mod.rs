@@ -231,3 +231,36 @@ fn write_tensor(
         buffers.swap(0, 1);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::convert::{ALIGNMENT, BaseRecipe};
+
+    /// Spec 2.4 and 1.1.
+    #[test]
+    fn the_full_shape_has_the_published_bytes() {
+        for alias in [None, Some(3)] {
+            let options = SynthOptions {
+                dims: Dims::of(Shape::Full),
+                recipe: Recipe::base(BaseRecipe::Q2),
+                alias,
+                routing: Routing::Uniform,
+                seed: 1,
+                alignment: ALIGNMENT,
+            };
+            let plan = SynthPlan::new(&options).unwrap();
+            let layout = Layout::from_gguf(plan.directory()).unwrap();
+            assert_eq!(layout.expert_bytes_total().0, 152_882_380_800);
+            assert_eq!(layout.experts[0].expert_bytes().0, 9_953_280);
+            assert_eq!(layout.resident_bytes.0, 10_060_841_408);
+            assert_eq!(layout.table_bytes_total().0, 264 * (384_006_168 + 384_016_682));
+            // What is shared is not stored again.
+            let shared = alias.map_or(0, |own| (40 - u64::from(own)) * 3_822_059_520);
+            let stored =
+                layout.expert_bytes_total().0 + layout.resident_bytes.0 + layout.table_bytes_total().0 - shared;
+            let padding = plan.directory().file_len() - plan.directory().data_start() - stored;
+            assert!(padding < plan.directory().tensors().len() as u64 * u64::from(ALIGNMENT), "{padding}");
+        }
+    }
+}
