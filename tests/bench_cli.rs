@@ -365,7 +365,7 @@ fn assert_well_formed(text: &str) {
         }
         let end = rest[at..].find('>').unwrap_or_else(|| panic!("no end of {:?}", &rest[at..]));
         let tag = &rest[at + 1..at + end];
-        assert!(!tag.contains('<') && tag.matches('"').count() % 2 == 0, "{tag:?}");
+        assert!(!tag.contains('<') && tag.matches('"').count().is_multiple_of(2), "{tag:?}");
         if let Some(name) = tag.strip_prefix('/') {
             assert_eq!(open.pop(), Some(name), "in {text}");
         } else if !tag.ends_with('/') && !tag.starts_with('?') && !tag.starts_with('!') {

@@ -29,7 +29,7 @@ impl Speed {
     /// Misses, bytes a token, at which `tokens_per_s` gives `target`; `None` when not even an all-hit step is that fast.
     pub fn missed_bytes_for(&self, target: f64) -> Option<f64> {
         let left = 1.0 / target - self.step_s;
-        (left >= 0.0).then(|| left * self.drive_bytes_per_s)
+        (left >= 0.0).then_some(left * self.drive_bytes_per_s)
     }
 }
 

@@ -130,8 +130,8 @@ proptest! {
         let mut sum = score.prefill;
         sum.add(&score.decode);
         prop_assert_eq!(recording.optimum(&shapes(slots), 0), sum);
-        for policy in 0..KNOWN.len() {
-            prop_assert!(sum.misses <= misses(&replay(&requests, slots, policy).0), "{}", KNOWN[policy].0);
+        for (policy, (name, _)) in KNOWN.iter().enumerate() {
+            prop_assert!(sum.misses <= misses(&replay(&requests, slots, policy).0), "{}", name);
         }
     }
 

@@ -23,6 +23,9 @@ use crate::units::{Budget, Bytes};
 /// Memory that stays unplanned: modules, the upload buffer, rounded activations, and what else the driver takes.
 const MARGIN: u64 = 512 << 20;
 
+/// A backend and the model on it.
+type OnGpu = (Arc<CudaBackend>, Arc<dyn Model<CudaBackend>>);
+
 /// Loads resident weights, after a look whether they fit.
 ///
 /// # Errors
@@ -32,7 +35,7 @@ pub(super) fn load(
     options: &EngineOptions,
     prepared: &Prepared,
     source: &FileWeights<'_>,
-) -> Result<(Arc<CudaBackend>, Arc<dyn Model<CudaBackend>>), EngineError> {
+) -> Result<OnGpu, EngineError> {
     let (free, total) = device.memory()?;
     let needed = prepared.layout.resident_bytes.0 + work_bytes(prepared) + MARGIN;
     if needed > free {

@@ -48,8 +48,15 @@ impl Key {
     }
 }
 
+/// A column by name.
+type Column<T> = (&'static str, fn(&Row) -> T);
+/// A column of text by name.
+type TextColumn = (&'static str, fn(&Row) -> &str);
+/// Mode, regime and cache slots of rows that belong together.
+type Group<'a> = (Mode, &'a str, u64);
+
 /// Rates that are compared.
-const METRICS: [(&str, fn(&Row) -> f64); 3] = [
+const METRICS: [Column<f64>; 3] = [
     ("prefill_tps", |row| row.prefill_tps),
     ("gen_tps", |row| row.gen_tps),
     ("gen_steady_tps", |row| row.gen_steady_tps),
@@ -120,7 +127,7 @@ fn check_models(a: &Table, b: &Table) -> Result<(), CliError> {
 
 /// Settings that differ: often the purpose of the comparison, so they are shown and not refused.
 fn conditions(a: &Table, b: &Table) -> Vec<String> {
-    let columns: [(&str, fn(&Row) -> &str); 7] = [
+    let columns: [TextColumn; 7] = [
         ("machine", |row| &row.machine),
         ("build", |row| &row.build),
         ("backend", |row| &row.backend),
@@ -136,7 +143,7 @@ fn conditions(a: &Table, b: &Table) -> Vec<String> {
             lines.push(format!("{name}: {} / {}", x.unwrap_or("unknown or mixed"), y.unwrap_or("unknown or mixed")));
         }
     }
-    let numbers: [(&str, fn(&Row) -> u64); 3] = [
+    let numbers: [Column<u64>; 3] = [
         ("threads", |row| row.threads),
         ("prefill chunk", |row| row.prefill_chunk),
         ("prefill sweep", |row| row.prefill_sweep),
@@ -196,8 +203,8 @@ fn pair<'a>(a: &'a Table, b: &'a Table, common: bool) -> Result<Pairs<'a>, CliEr
 fn lines(pairs: &Pairs) -> Vec<Line> {
     let mut lines = Vec::new();
     for (metric, value) in METRICS {
-        let mut groups: BTreeMap<(Mode, &str, u64), Vec<(f64, f64)>> = BTreeMap::new();
-        let mut kinds: BTreeMap<(Mode, &str, u64), usize> = BTreeMap::new();
+        let mut groups: BTreeMap<Group<'_>, Vec<(f64, f64)>> = BTreeMap::new();
+        let mut kinds: BTreeMap<Group<'_>, usize> = BTreeMap::new();
         for (key, rows) in pairs {
             let values: Vec<(f64, f64)> = rows.iter().map(|(a, b)| (value(a), value(b))).collect();
             // Nothing was measured in rows without generation, for example.

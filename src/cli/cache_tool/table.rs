@@ -60,7 +60,7 @@ pub fn percent(share: f64) -> String {
 /// A number of about three digits.
 pub fn short(number: f64) -> String {
     match number {
-        n if n == 0.0 => "0".into(),
+        0.0 => "0".into(),
         n if n.abs() >= 99.95 => format!("{n:.0}"),
         n if n.abs() >= 9.995 => format!("{n:.1}"),
         n if n.abs() >= 0.01 => format!("{n:.2}"),

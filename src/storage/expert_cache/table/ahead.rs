@@ -77,11 +77,14 @@ impl Table {
         for &(slot, _) in &self.ahead {
             let at = &mut self.slots[slot as usize];
             let State::Filling(fill) = &mut at.state else { continue };
-            if at.holds == 0 && !fill.is_wanted && !fill.is_cancelled && is_stale(at.key) {
-                if let Some(batch) = fill.batch {
-                    fill.is_cancelled = true;
-                    batches.push(batch);
-                }
+            if at.holds == 0
+                && !fill.is_wanted
+                && !fill.is_cancelled
+                && is_stale(at.key)
+                && let Some(batch) = fill.batch
+            {
+                fill.is_cancelled = true;
+                batches.push(batch);
             }
         }
         batches
