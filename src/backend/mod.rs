@@ -187,7 +187,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
         op: ops::ExpertsRow<'_, '_, Self>,
         out: ops::ExpertsOut<'_, Self>,
     ) -> Result<(), BackendError>;
-    /// `out = [rows, width]`: weighted expert outputs in router order, then the shared expert's.
+    /// `out = [rows, width]`: weighted expert outputs in the order given, then the shared expert's.
     fn combine_experts(&self, op: ops::CombineExperts<'_, Self>, out: &mut Self::Buf) -> Result<(), BackendError>;
 
     /// Adds gated n-gram memory to the streams, in place; `gates = [rows, streams]` is what was applied.

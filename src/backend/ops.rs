@@ -335,7 +335,7 @@ pub struct ExpertsOut<'a, B: Backend> {
 
 /// Sum of expert outputs.
 pub struct CombineExperts<'a, B: Backend> {
-    /// `[rows, k, width]` in router order.
+    /// `[rows, k, width]`, summed in this order.
     pub outputs: &'a B::Buf,
     /// `[rows, k]`.
     pub weights: &'a B::Buf,

@@ -1,6 +1,6 @@
 //! What a graph asks of its surroundings: routed experts by (layer, ids) and rows of n-gram tables.
 //! Never says where bytes come from. The engine implements both traits over `storage`; tests implement them over memory.
-//! Surprising fact: experts are handed out in the order in which they land, but summed in router order.
+//! Surprising fact: experts are handed out in the order in which they land, but summed by rising id.
 
 use crate::backend::Backend;
 pub use crate::units::Phase;

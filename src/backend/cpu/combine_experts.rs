@@ -1,4 +1,4 @@
-//! Sum of a row's expert outputs in router order, then the shared expert's (spec 3.9, step 6).
+//! Sum of a row's expert outputs in the order given, then the shared expert's (spec 3.9, step 6).
 //! Never sums in landing order: that is what makes a streamed run equal a resident one bit for bit.
 
 use super::{CpuBackend, lanes, parts::parts, pool::Pool};

@@ -1,4 +1,4 @@
-//! Launcher of kernels/combine_experts.cu: one thread a value, experts in router order.
+//! Launcher of kernels/combine_experts.cu: one thread a value, experts in the order given.
 //! Never sums in landing order.
 
 use super::{Launch, THREADS, over_rows};
