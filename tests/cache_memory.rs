@@ -52,13 +52,14 @@ fn the_peak_stays_within_the_plan_and_can_be_reset() {
     };
     let plan = plan(&sys::memory_facts().unwrap(), &request).unwrap();
     let slabs: Vec<_> = plan.classes.iter().map(|c| SlabClass { slot_bytes: c.slot_bytes, slots: c.slots }).collect();
-    let slabs = Slabs::allocate(&slabs).unwrap();
-    assert_eq!(slabs.arena, plan.cache);
+    // What is left out here goes at once: it would keep the mapping.
+    let Slabs { slots, arena, .. } = Slabs::allocate(&slabs).unwrap();
+    assert_eq!(arena, plan.cache);
     let parts = CacheParts {
         reader: Arc::clone(&reader),
         layout: &layout,
         classes: &classes,
-        memory: slabs.slots,
+        memory: slots,
         policy: &lru,
         hold_wait: HOLD_WAIT,
     };

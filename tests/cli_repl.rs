@@ -107,6 +107,17 @@ fn an_interrupt_stops_the_answer_and_the_session_goes_on() {
     assert_eq!(live.end().code, Some(0));
 }
 
+#[test]
+fn termination_ends_the_session_in_the_middle_of_an_answer() {
+    let mut live =
+        session(b(), &["--temp", "1", "--seed", "3", "--quality", "--simd", "scalar", "-t", "1", "-c", "4096"]);
+    live.say("hello there");
+    live.wait_for_output(50);
+    live.signal(Signal::TERM);
+    live.wait_for("stopped; the conversation goes on");
+    assert_eq!(live.end().code, Some(1));
+}
+
 /// On a terminal the line editor has handlers of its own, which must not take the signal away.
 #[test]
 fn ctrl_c_on_a_terminal_stops_the_answer_and_the_session_goes_on() {

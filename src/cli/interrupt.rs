@@ -13,6 +13,8 @@ pub struct Interrupt {
     asked: Arc<AtomicBool>,
     /// Whether SIGTERM ends the process now, because nothing is running that would look at `asked`.
     idle: Arc<AtomicBool>,
+    /// Whether SIGTERM ever came: unlike Ctrl-C it asks the whole program to end.
+    terminated: Arc<AtomicBool>,
 }
 
 impl Interrupt {
@@ -21,19 +23,25 @@ impl Interrupt {
     /// # Errors
     /// When the system refuses the handlers.
     pub fn listen() -> std::io::Result<Self> {
-        let (flag, idle) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let [flag, idle, terminated] = std::array::from_fn(|_| Arc::new(AtomicBool::new(false)));
         signal_hook::flag::register_conditional_shutdown(SIGTERM, 1, Arc::clone(&idle))?;
         for signal in [SIGINT, SIGTERM] {
             // Order matters: the shutdown looks at the flag before this signal sets it.
             signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&flag))?;
             signal_hook::flag::register(signal, Arc::clone(&flag))?;
         }
-        Ok(Self { asked: flag, idle })
+        signal_hook::flag::register(SIGTERM, Arc::clone(&terminated))?;
+        Ok(Self { asked: flag, idle, terminated })
     }
 
     /// Whether a stop was asked for since the last `clear`.
     pub fn is_set(&self) -> bool {
         self.asked.load(Ordering::Relaxed)
+    }
+
+    /// Whether the program was asked to end; `clear` does not change it.
+    pub fn is_terminated(&self) -> bool {
+        self.terminated.load(Ordering::Relaxed)
     }
 
     /// Forgets an answered request, so that the next generation can run.

@@ -63,6 +63,10 @@ pub fn run(
     let mut unreadable = 0;
     loop {
         interrupt.end_at_once(true);
+        // One that came while a line was being handled; from here on it would end the process by itself.
+        if interrupt.is_terminated() {
+            break;
+        }
         let line = editor.readline("> ");
         interrupt.end_at_once(false);
         match line {
@@ -93,7 +97,8 @@ pub fn run(
     if let (Some(recording), Some(path)) = (recording, trace) {
         recording.finish(path, engine)?;
     }
-    write_stats(cli, &repl.stats())
+    write_stats(cli, &repl.stats())?;
+    if interrupt.is_terminated() { Err(CliError::failed("interrupted")) } else { Ok(()) }
 }
 
 fn history_path() -> Option<PathBuf> {
