@@ -148,8 +148,10 @@ fn a_decode_step_costs_one_delay_not_forty_eight() {
     let delay = Duration::from_millis(2);
     let reader = fake(FakeOptions { delay, ..FakeOptions::default() });
     let rows = RowTables::new(reader, &tables(), WINDOW_BLOCKS).unwrap();
-    let mut best = Duration::MAX;
-    for step in 0..20 {
+    // The best of many steps, since other tests take the processors away: at least twenty, and on until one was quick.
+    let (limit, patience) = (delay * 48 / 10, Instant::now() + Duration::from_secs(30));
+    let (mut best, mut step) = (Duration::MAX, 0);
+    while step < 20 || (best >= limit && Instant::now() < patience) {
         let asked = [random_rows(step, 0, 24), random_rows(step + 100, 1, 24)];
         let begun = Instant::now();
         let mut ticket = rows.submit(&asked).unwrap();
@@ -159,10 +161,11 @@ fn a_decode_step_costs_one_delay_not_forty_eight() {
             assert_rows("decode", table, asked, &out);
         }
         best = best.min(begun.elapsed());
+        step += 1;
     }
-    assert!(best >= delay && best < delay * 48 / 10, "48 rows took {best:?}");
+    assert!(best >= delay && best < limit, "48 rows took {best:?}");
     let c = rows.counters().snapshot();
-    assert_eq!(c.submissions, 20);
+    assert_eq!(c.submissions, step);
     assert!(c.wait_ms >= 40.0, "{c:?}");
 }
 

@@ -35,8 +35,10 @@ fn the_same_bytes_come_out_and_fewer_rows_are_read() {
             let (all, read) = (number(&plain, "rows_read"), number(&cached, "rows_read"));
             assert_eq!(number(&cached, "rows_cached") + read, all, "{mode:?} {budget}");
             let planned = |stats: &Value| stats["planned_bytes"].as_u64().unwrap();
-            if mode.is_empty() {
-                assert!(planned(&cached) > planned(&plain), "{budget}: the plan does not count the cache");
+            // The larger ones hold all tables, 1.2 MiB; what a process has at its start differs by 0.2 MiB from run to run.
+            if mode.is_empty() && budget != "0.00001GB" {
+                let more = planned(&cached).saturating_sub(planned(&plain));
+                assert!(more > 512 << 10, "{budget}: the plan does not count the cache: {more} bytes");
             }
         }
     }
