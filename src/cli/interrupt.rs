@@ -24,6 +24,11 @@ impl Interrupt {
     /// When the system refuses the handlers.
     pub fn listen() -> std::io::Result<Self> {
         let [flag, idle, terminated] = std::array::from_fn(|_| Arc::new(AtomicBool::new(false)));
+        // The first handler of a signal takes it from the system; until the last is in place only this one knows of it.
+        let early = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM] {
+            signal_hook::flag::register(signal, Arc::clone(&early))?;
+        }
         signal_hook::flag::register_conditional_shutdown(SIGTERM, 1, Arc::clone(&idle))?;
         for signal in [SIGINT, SIGTERM] {
             // Order matters: the shutdown looks at the flag before this signal sets it.
@@ -31,6 +36,9 @@ impl Interrupt {
             signal_hook::flag::register(signal, Arc::clone(&flag))?;
         }
         signal_hook::flag::register(SIGTERM, Arc::clone(&terminated))?;
+        if early.load(Ordering::Relaxed) {
+            flag.store(true, Ordering::Relaxed);
+        }
         Ok(Self { asked: flag, idle, terminated })
     }
 

@@ -129,7 +129,12 @@ fn compiled_text(file: &KernelFile, (major, minor): (u32, u32)) -> Result<Vec<u8
     }
     let options = nvrtc::CompileOptions {
         fmad: Some(false),
-        options: vec!["--std=c++17".into(), format!("--gpu-architecture=compute_{major}{minor}")],
+        // Lambdas carry no annotation; nvcc takes them for device code by themselves, NVRTC only so.
+        options: vec![
+            "--std=c++17".into(),
+            "--device-as-default-execution-space".into(),
+            format!("--gpu-architecture=compute_{major}{minor}"),
+        ],
         name: Some(format!("{}.cu", file.stem)),
         ..Default::default()
     };
