@@ -60,6 +60,14 @@ fn in_decode() {
     assert_eq!(names_in(&folder).len(), 3, "{:?}", names_in(&folder));
 }
 
+/// Whether these tests were started with SIGINT ignored, as background jobs of a shell script are: then one that comes before the
+/// program listens is dropped by the system.
+fn is_interrupt_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    u64::from_str_radix(mask.trim(), 16).unwrap() & 2 != 0
+}
+
 #[test]
 fn at_any_moment() {
     let folder = scratch("moment");
@@ -70,6 +78,9 @@ fn at_any_moment() {
         std::thread::sleep(Duration::from_millis(delay_ms));
         run.interrupt();
         let ran = run.end();
+        if ran.code == Some(0) && is_interrupt_ignored() {
+            continue;
+        }
         if ran.code.is_none() {
             assert!(ran.stdout.is_empty() && ran.error_lines().is_empty(), "{ran:?}");
         } else {
