@@ -4,7 +4,9 @@
 
 mod kernels_common;
 
-use ds4::backend::cpu::matmul::{Activations, Arithmetic, Kernels, MatView, matmul, matmul_grouped, matmul_prepared};
+use ds4::backend::cpu::matmul::{
+    Activations, Arithmetic, Kernels, MatView, matmul, matmul_grouped, matmul_pair, matmul_prepared,
+};
 use ds4::backend::cpu::pool::Pool;
 use ds4::backend::cpu::simd::SimdLevel;
 use ds4::quant::{QuantType, dequantize_row};
@@ -157,6 +159,24 @@ fn picked_rows_are_rows_of_the_whole() {
     for (o, row) in picked.chunks_exact(picks.len()).enumerate() {
         for (value, pick) in row.iter().zip(picks) {
             assert_eq!(value.to_bits(), whole[(4 + o) * rows + pick as usize].to_bits());
+        }
+    }
+}
+
+#[test]
+fn a_pair_of_products_is_two_products_whatever_the_types() {
+    let (mut rng, kernels, pool) = (Rng(53), Kernels::new(SimdLevel::detect()), Pool::new(2).unwrap());
+    let (cols, rows) = (256, 3);
+    let x = rng.normals(rows * cols);
+    for (ty_a, ty_b) in WEIGHT_TYPES.into_iter().flat_map(|a| WEIGHT_TYPES.map(|b| (a, b))) {
+        let (bytes_a, bytes_b) = (weights(&mut rng, ty_a, 5, cols), weights(&mut rng, ty_b, 9, cols));
+        let a = MatView { ty: ty_a, rows: 5, cols, bytes: &bytes_a };
+        let b = MatView { ty: ty_b, rows: 9, cols, bytes: &bytes_b };
+        for mode in MODES {
+            let (mut out_a, mut out_b) = (vec![f32::NAN; rows * 5], vec![f32::NAN; rows * 9]);
+            matmul_pair(&pool, &kernels, mode, (a, b), (&x, rows), (&mut out_a, &mut out_b));
+            let expected = [a, b].map(|w| bits(&run(SimdLevel::detect(), mode, w, &x, rows)));
+            assert_eq!([bits(&out_a), bits(&out_b)], expected, "{ty_a} and {ty_b}, {mode:?}");
         }
     }
 }

@@ -225,7 +225,7 @@ pub fn matmul_pair(
     with_scratch(pool, |scratch| {
         kernels.prepare_on(pool, mode, a.ty, x, rows, a.cols, &mut scratch.acts);
         product_on(pool, kernels, a, &scratch.acts, &mut scratch.out, out_a);
-        if !scratch.acts.suits(b.ty) {
+        if !scratch.acts.is_form_for(mode, b.ty) {
             kernels.prepare_on(pool, mode, b.ty, x, rows, b.cols, &mut scratch.acts);
         }
         product_on(pool, kernels, b, &scratch.acts, &mut scratch.out, out_b);

@@ -118,6 +118,11 @@ impl Activations {
         ty != QuantType::I8 && (self.form == Form::Float || self.form == Form::of(Arithmetic::Fast, ty))
     }
 
+    /// Whether weights of `ty` would get these very rows in `mode`; rows that merely suit may be finer than that.
+    pub(crate) fn is_form_for(&self, mode: Arithmetic, ty: QuantType) -> bool {
+        self.form == Form::of(mode, ty)
+    }
+
     pub(crate) fn is_float(&self) -> bool {
         self.form == Form::Float
     }
