@@ -9,13 +9,13 @@
 mod kernels_common;
 
 use ds4::backend::cpu::matmul::{Activations, Arithmetic, Kernels, MatView, matmul, matmul_prepared};
+use ds4::backend::cpu::memory_rate::read;
 use ds4::backend::cpu::pool::Pool;
 use ds4::backend::cpu::simd::SimdLevel;
 use ds4::quant::QuantType;
 use kernels_common::{Rng, WEIGHT_TYPES, weights};
 use memmap2::{Advice, MmapMut};
 use std::hint::black_box;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 const COLS: usize = 5120;
@@ -77,23 +77,6 @@ fn seconds(f: impl FnOnce()) -> f64 {
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
-}
-
-/// Reads every byte once.
-fn read(pool: &Pool, bytes: &[u8]) {
-    let total = AtomicU64::new(0);
-    let (lines, _) = bytes.as_chunks::<64>();
-    pool.split(lines.len(), 1 << 14, |range| {
-        // A line at a time: with four a step, the compiler's order of loads halves the rate.
-        let mut sums = [0u64; 8];
-        for line in &lines[range] {
-            for (sum, word) in sums.iter_mut().zip(line.as_chunks::<8>().0) {
-                *sum ^= u64::from_le_bytes(*word);
-            }
-        }
-        total.fetch_xor(sums.iter().fold(0, |a, b| a ^ b), Ordering::Relaxed);
-    });
-    black_box(total.into_inner());
 }
 
 /// Median seconds of (reading, multiplying) `w`, in turns.

@@ -29,7 +29,8 @@ pub fn read_gb_per_s(pool: &Pool, bytes: &[u8]) -> Option<f64> {
     (seconds > 0.0).then(|| bytes.len() as f64 / seconds / 1e9)
 }
 
-fn read(pool: &Pool, bytes: &[u8]) {
+/// Reads every byte of whole lines once.
+pub fn read(pool: &Pool, bytes: &[u8]) {
     let total = AtomicU64::new(0);
     let (lines, _) = bytes.as_chunks::<64>();
     pool.split(lines.len(), 1 << 14, |range| {
