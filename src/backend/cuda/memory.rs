@@ -1,5 +1,5 @@
 //! Memory of the device as the ops see it: values, ids, weight matrices and lent views of them.
-//! Never lets a matrix lie as in its file: blocks are split into bodies and factors, see kernels/quant.cuh.
+//! Never lets a matrix lie as in its file: blocks are cut into planes, see kernels/quant.cuh.
 //! Surprising fact: memory is given back when the last handle is dropped, and the driver waits for kernels that still use it.
 
 use std::marker::PhantomData;
@@ -79,21 +79,25 @@ impl MatShape {
         usize::try_from(bytes).ok()
     }
 
-    /// Where in a block of the file its factors lie, and their bytes; no bytes if blocks stay whole.
-    fn tail(&self) -> (usize, usize) {
-        match self.ty {
-            QuantType::Q8_0 | QuantType::IQ2_XXS => (0, 2),
-            QuantType::MXFP4 => (0, 1),
-            QuantType::Q2_K => (80, 4),
-            QuantType::Q3_K => (108, 2),
-            QuantType::Q6_K => (208, 2),
-            QuantType::F32 | QuantType::F16 | QuantType::BF16 | QuantType::Q4_K | QuantType::I8 => (0, 0),
-        }
+    /// The kernel of kernels/arrange.cu that brings blocks of the file into the layout of the device; none if they stay as they are.
+    fn arranger(&self) -> Option<&'static str> {
+        Some(match self.ty {
+            QuantType::Q8_0 => "arrange_q8_0",
+            QuantType::MXFP4 => "arrange_mxfp4",
+            QuantType::Q2_K => "arrange_q2_k",
+            QuantType::Q3_K => "arrange_q3_k",
+            QuantType::Q4_K => "arrange_q4_k",
+            QuantType::Q6_K => "arrange_q6_k",
+            QuantType::IQ2_XXS => "arrange_iq2_xxs",
+            QuantType::F32 | QuantType::F16 | QuantType::BF16 | QuantType::I8 => return None,
+        })
     }
 }
 
 /// Bytes of the buffer that file bytes pass through.
 const STAGING: usize = 32 << 20;
+/// Threads that arrange a block.
+const BLOCK_THREADS: usize = 16;
 
 /// Brings matrices from the layout of files into that of the device.
 pub(super) struct Stager {
@@ -107,10 +111,7 @@ impl Stager {
 
     /// Writes the matrix in `src` to `to`, in stream order.
     pub(super) fn store(&self, device: &Arc<Device>, shape: MatShape, src: &[u8], to: u64) -> Result<(), BackendError> {
-        let (tail_at, tail) = shape.tail();
-        if tail == 0 {
-            return device.upload(src, to);
-        }
+        let Some(kernel) = shape.arranger() else { return device.upload(src, to) };
         let block = shape.ty.block_bytes();
         let total = src.len() / block;
         let mut staging = self.staging.lock();
@@ -122,10 +123,10 @@ impl Stager {
         for first in (0..total).step_by(step) {
             let blocks = step.min(total - first);
             device.upload(&src[first * block..(first + blocks) * block], staging.at)?;
-            let launch = Launch::new(device, "planar", [(blocks * block).div_ceil(256), 1, 1], 256);
-            let launch = launch.pointer(staging.at).pointer(to).long(first).long(blocks).long(total);
-            let launch = launch.int(block).int(tail_at).int(tail);
-            // SAFETY: the parameters of `planar`: `blocks` blocks in the staging buffer, `total` at `to`, which the caller owns.
+            let launch = Launch::new(device, kernel, [(blocks * BLOCK_THREADS).div_ceil(256), 1, 1], 256);
+            let launch = launch.pointer(staging.at).pointer(to).long(first).long(blocks);
+            let launch = launch.int(shape.rows).int(shape.cols / shape.ty.block_values());
+            // SAFETY: the parameters of the arranging kernels: `blocks` blocks in the staging buffer, `total` at `to`, which the caller owns.
             unsafe { launch.start()? };
         }
         Ok(())
