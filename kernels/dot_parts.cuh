@@ -242,9 +242,10 @@ template <int T> __device__ __forceinline__ void unpack(const Raw256 &r, const I
     if constexpr (T == IQ2_XXS) unpack_iq2_xxs(r, tables, t, p);
 }
 
-// Bytes that a thread loads of a block of 32: eight codes of Q8_0, or the eight bytes that hold eight codes of MXFP4.
+// Eight codes of a block of 32, values 8 * (t % 4) .. of it.
 template <int T> __device__ __forceinline__ uint2 fetch_32(const u8 *body, int t) {
-    return load8(body + 8 * (T == Q8_0 ? t & 3 : t & 1));
+    if constexpr (T == Q8_0) return load8(body + 8 * (t & 3));
+    return make_uint2(*(const u32 *)(body + 4 * (t & 3)), 0);
 }
 
 template <int T> __device__ __forceinline__ u32 fetch_factor(const u8 *tail) {
@@ -252,21 +253,19 @@ template <int T> __device__ __forceinline__ u32 fetch_factor(const u8 *tail) {
     return tail[0];
 }
 
-// Eight codes of a block of 32 (values 8 * (t % 4) ..), as two words.
-template <int T> __device__ __forceinline__ uint2 unpack_32(uint2 q, int t) {
-    if constexpr (T == Q8_0) return q;
-    u32 out[2], in[2] = {q.x, q.y};
-#pragma unroll
-    for (int k = 0; k < 2; k++) {
-        u32 v = (in[k] >> (4 * ((t & 3) >> 1))) & 0x0f0f0f0f;
-        u32 pairs = (v | (v >> 4)) & 0x00ff00ff;
-        u32 magnitudes = __byte_perm(0x03020100u, 0x0c080604u, (pairs | (pairs >> 8)) & 0x7777);
-        // The negative zero is left positive: negating it would carry.
-        u32 top = (v & ((v & 0x07070707) + 0x07070707) & 0x08080808) << 4, mask;
-        asm("prmt.b32 %0, %1, 0, 0xba98;" : "=r"(mask) : "r"(top));
-        out[k] = (magnitudes ^ mask) + (mask & 0x01010101);
-    }
-    return make_uint2(out[0], out[1]);
+// The magnitudes of MXFP4, doubled. PRMT takes a code without its sign as a digit, and gives 0 for a code that has one.
+constexpr u32 MXFP4_LOW = 0x03020100, MXFP4_HIGH = 0x0c080604;
+
+// Four codes of MXFP4 against four of activations.
+__device__ __forceinline__ int dot_mxfp4(u32 digits, u32 x) {
+    u32 plus = prmt(MXFP4_LOW, MXFP4_HIGH, digits), minus = prmt(MXFP4_LOW, MXFP4_HIGH, digits ^ 0x8888);
+    return __dp4a((int)plus, (int)x, 0) - __dp4a((int)minus, (int)x, 0);
+}
+
+// Both sums of four products.
+template <int T> __device__ __forceinline__ int2 dots_32(uint2 codes, uint2 x) {
+    if constexpr (T == Q8_0) return make_int2(__dp4a((int)codes.x, (int)x.x, 0), __dp4a((int)codes.y, (int)x.y, 0));
+    return make_int2(dot_mxfp4(codes.x, x.x), dot_mxfp4(codes.x >> 16, x.y));
 }
 
 template <int T> __device__ __forceinline__ float factor_of(u32 raw) {

@@ -130,13 +130,13 @@ __device__ __forceinline__ void dot_32(const u8 *body, const u8 *tail, int block
         }
 #pragma unroll
         for (int k = 0; k < COUNT; k++) {
-            uint2 codes = unpack_32<T>(raw[k], t);
             float d = factor_of<T>(factors[k]);
 #pragma unroll
             for (int n = 0; n < N; n++) {
                 float factor = d * scales[k][n];
-                even[n] = fmaf((float)__dp4a((int)codes.x, (int)x[k][n].x, 0), factor, even[n]);
-                odd[n] = fmaf((float)__dp4a((int)codes.y, (int)x[k][n].y, 0), factor, odd[n]);
+                int2 sums = dots_32<T>(raw[k], x[k][n]);
+                even[n] = fmaf((float)sums.x, factor, even[n]);
+                odd[n] = fmaf((float)sums.y, factor, odd[n]);
             }
         }
     };

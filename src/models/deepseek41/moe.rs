@@ -21,11 +21,19 @@ impl<B: Backend> Pass<'_, B> {
         self.route(layer)?;
         let (experts, k) = (self.ctx.config.experts, self.ctx.config.experts_per_token);
         grouping.ids.resize(k, 0);
-        self.ctx.backend.download_ids(&self.work.router_ids, 0, &mut grouping.ids)?;
+        self.ctx.backend.ask_ids(&self.work.router_ids, k)?;
+        // A device works on this while the host hears of the choice and queues what follows from it.
+        if B::IS_QUEUED {
+            self.shared_expert(layer)?;
+        }
+        self.ctx.backend.take_ids(&self.work.router_ids, &mut grouping.ids)?;
         grouping.group(experts, k);
         let mut lease = supply.request(LayerIdx(layer as u16), &grouping.active, Phase::Decode)?;
         self.guess_next(layer, supply, &mut grouping.guess)?;
-        self.shared_expert(layer)?;
+        // The processor works on this while the drive reads.
+        if !B::IS_QUEUED {
+            self.shared_expert(layer)?;
+        }
         if self.probe.as_ref().is_some_and(|p| p.wants_expert_mid()) {
             while let Some(index) = lease.next_ready()? {
                 let expert = grouping.active[index];

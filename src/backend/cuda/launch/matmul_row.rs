@@ -1,4 +1,4 @@
-//! Launcher of kernels/matmul_row.cu: one activation row, rounded and multiplied in one launch.
+//! Launcher of kernels/matmul_row.cuh: one activation row, rounded and multiplied in one launch.
 //! Never changes a bit against the two launches that it replaces; `takes` says where it is the faster way.
 
 use super::Launch;

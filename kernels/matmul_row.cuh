@@ -1,7 +1,8 @@
 // One activation row against Q8_0 weights in one launch: the rounding of activations, the products and their sums.
 // Never adds in another order than `dots.cuh`: the integer sums of four products are taken by all threads at once, and 16 threads a weight
 // row then add them in their lanes. Surprising fact: each block rounds the whole row again, which costs less than a launch and a wait.
-#include "quant.cuh"
+#pragma once
+#include "dot_parts.cuh"
 
 // Weight rows of a block, values of a thread, and threads of the largest block.
 constexpr int ROWS = 4, EACH = 16, THREADS_MAX = 320;
@@ -28,12 +29,6 @@ __device__ __forceinline__ float round_half(const float v[EACH], int words[4]) {
         words[w] = (int)word;
     }
     return !is_finite ? __uint_as_float(0x7fc00000u) : is_zero ? 0.0f : amax / 127.0f;
-}
-
-__device__ __forceinline__ uint4 stream16(const u8 *at) {
-    uint4 v;
-    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
-    return v;
 }
 
 // w: [w_rows, cols]; x: [groups, cols]; out: [w_rows]. Rows of a block are of one group. Grid (w_rows / ROWS); whole warps of threads,

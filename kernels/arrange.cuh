@@ -1,6 +1,7 @@
 // Brings weights from the layout of files into that of the device, see quant.cuh.
 // Never changes how many bytes there are. Surprising fact: codes are moved bit by bit, so that kernels which read them a thousand times
 // need a shift and a mask for four of them.
+#pragma once
 #include "quant.cuh"
 
 // Two bits of value v of Q2_K and, 16 bytes further on, of Q3_K.
@@ -79,7 +80,10 @@ template <int T> __device__ void arrange(const u8 *src, u8 *dst, u64 first, u64 
     size_t total = (size_t)rows * row_blocks, slot = first + block;
     src += block * (B::BODY + B::TAIL);
     if constexpr (T == MXFP4) {
-        dst[slot * 16 + u] = src[1 + u];
+        // Codes 2u and 2u + 1; the file keeps the codes from 16 on in the upper halves of the same bytes.
+        const u8 *pair = src + 1 + 2 * u % 16;
+        int shift = u / 8 * 4;
+        dst[slot * 16 + u] = (u8)(((pair[0] >> shift) & 15) | ((pair[1] >> shift) & 15) << 4);
         if (u == 0) dst[total * 16 + slot] = src[0];
         return;
     }
