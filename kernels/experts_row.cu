@@ -47,13 +47,13 @@ template <int T> __device__ void down(const Matrices &downs, const Places &place
 }
 
 #define EXPERTS(name, type) \
-    extern "C" __global__ void __launch_bounds__(DOT_THREADS<type>, (DOT_BLOCKS<type, 1>)) experts_gate_up_##name( \
+    extern "C" __global__ void __launch_bounds__(DOT_THREADS<type>, DOT_BLOCKS<type, 1>) experts_gate_up_##name( \
         const __grid_constant__ Matrices gates, const __grid_constant__ Matrices ups, const i8 *codes, const float *scales, \
         const i16 *sums, float *mid, int width, int hidden, float limit \
     ) { \
         gate_up<type>(gates, ups, Acts{codes, scales, sums}, mid, width, hidden, limit); \
     } \
-    extern "C" __global__ void __launch_bounds__(DOT_THREADS<type>, (DOT_BLOCKS<type, 1>)) experts_down_##name( \
+    extern "C" __global__ void __launch_bounds__(DOT_THREADS<type>, DOT_BLOCKS<type, 1>) experts_down_##name( \
         const __grid_constant__ Matrices downs, const __grid_constant__ Places places, const i8 *codes, const float *scales, \
         const i16 *sums, float *outputs, int width, int hidden \
     ) { \

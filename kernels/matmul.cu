@@ -72,7 +72,7 @@ __device__ void matmul_codes(const u8 *w, Acts acts, float *out, int w_rows, int
 }
 
 #define CODES_N(name, type, n) \
-    extern "C" __global__ void __launch_bounds__(DOT_THREADS<type>, (DOT_BLOCKS<type, n>)) matmul_##name##_codes_##n( \
+    extern "C" __global__ void __launch_bounds__(DOT_THREADS<type>, DOT_BLOCKS<type, n>) matmul_##name##_codes_##n( \
         const u8 *w, const i8 *codes, const float *scales, const i16 *sums, float *out, int w_rows, int cols, int rows, int groups \
     ) { \
         matmul_codes<type, n>(w, Acts{codes, scales, sums}, out, w_rows, cols, rows, groups); \
