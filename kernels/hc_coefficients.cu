@@ -1,5 +1,6 @@
 // Coefficients of the hyper-connections: sigmoid weights and a Sinkhorn-normalised combination matrix. One block a row.
-// Never touches the streams beyond their norm. Surprising fact: the matrix is so small that one warp normalises it without shared memory, if there are four streams.
+// Never touches the streams beyond their norm. Surprising fact: the matrix is so small that one warp normalises it without shared memory,
+// if there are four streams.
 #include "common.cuh"
 
 constexpr int STREAMS_MAX = 8;

@@ -1,8 +1,8 @@
 // Blocks of quantised weights as they lie on the device, and the value of one weight.
-// Never sees the file's layout: kernels/arrange.cuh brings a matrix into this one, with the same number of bytes. Blocks of 32 are split into
-// bodies and factors; MXFP4 keeps its codes in order. Blocks of 256 are cut into planes, one a part of a block; in each plane the blocks of eight neighbouring rows
-// alternate, and a block's codes are kept as four threads use them: thread t owns values 64 j + 16 t .. + 15, so that a warp reads 512
-// bytes in a row.
+// Never sees the file's layout: kernels/arrange.cuh brings a matrix into this one, with the same number of bytes. Blocks of 32 are split
+// into bodies and factors; MXFP4 keeps its codes in order. Blocks of 256 are cut into planes, one a part of a block; in each plane the
+// blocks of eight neighbouring rows alternate, and a block's codes are kept as four threads use them: thread t owns values
+// 64 j + 16 t .. + 15, so that a warp reads 512 bytes in a row.
 // Surprising fact: a decoded value has the bits of the CPU decoder, which rounds each product before it subtracts.
 #pragma once
 #include "common.cuh"
