@@ -43,6 +43,11 @@ pub trait ExpertSupply<B: Backend>: Send + Sync {
         phase: Phase,
     ) -> Result<Box<dyn ExpertLease<B> + '_>, SupplyError>;
 
+    /// `ids` (distinct) of `layer` will be requested by the next step, for certain. May start their reads; never waits.
+    fn announce(&self, layer: LayerIdx, ids: &[ExpertIdx]) {
+        let _ = (layer, ids);
+    }
+
     /// How many experts of the next layer a step of one token should guess; 0 when nobody would read them ahead.
     fn guesses_wanted(&self) -> usize {
         0

@@ -1,8 +1,6 @@
-//! Which rows of a sweep each layer has to compute (spec 3.13): behind the last layer that makes compressed rows, only those that can
+//! Which rows of a sweep each layer has to compute (spec deepseek-v41, 3.13): behind the last layer that makes compressed rows, only those that can
 //! still be seen. Pure arithmetic; never approximates. Surprising fact: a window of `w` rows makes each layer need `w - 1` more rows than
 //! the one behind it, so the rows that are left out form a triangle.
-
-use super::config::Config;
 
 /// Work of one layer, as first rows of a sweep; all end at its last row. Rising from field to field.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,17 +26,13 @@ pub struct Suffix {
 
 impl Suffix {
     /// All rows of all layers.
-    pub fn none(config: &Config, rows: usize) -> Self {
-        Self { rows, layers: vec![LayerRows::ALL; config.layers.len()] }
+    pub fn none(layers: usize, rows: usize) -> Self {
+        Self { rows, layers: vec![LayerRows::ALL; layers] }
     }
 
-    /// The rows of a sweep of `rows` that the last `seen` outputs and all later tokens depend on.
-    pub fn exact(config: &Config, rows: usize, seen: usize) -> Self {
-        let makes_rows: Vec<bool> = config.layers.iter().map(|plan| plan.makes_rows).collect();
-        Self::of(&makes_rows, config.window, rows, seen)
-    }
-
-    fn of(makes_rows: &[bool], window: usize, rows: usize, seen: usize) -> Self {
+    /// The rows of a sweep of `rows` that the last `seen` outputs and all later tokens depend on, in a model of which these layers make
+    /// compressed rows.
+    pub fn exact(makes_rows: &[bool], window: usize, rows: usize, seen: usize) -> Self {
         let mut layers = vec![LayerRows::ALL; makes_rows.len()];
         // Rows whose output somebody needs, counted from the end.
         let mut needed = seen;
@@ -119,7 +113,7 @@ mod tests {
     /// Spec 3.13: 40 layers, the last compressed rows made by layer 20, a window of 128.
     fn published(rows: usize, seen: usize) -> Suffix {
         let makes_rows: Vec<bool> = (0..40).map(|layer| [2, 8, 14, 20].contains(&layer)).collect();
-        Suffix::of(&makes_rows, 128, rows, seen)
+        Suffix::exact(&makes_rows, 128, rows, seen)
     }
 
     #[test]
