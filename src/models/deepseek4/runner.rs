@@ -24,7 +24,7 @@ use crate::models::{
     LogitSink, Model, ModelConfig, ModelError, ModelRunner, PassCounters, Product, Progress, RunnerBytes,
     RunnerOptions, SweepCounts, Want,
 };
-use crate::units::{ExpertIdx, LayerIdx, TokenId};
+use crate::units::{ExpertKey, TokenId};
 
 impl ModelConfig for Config {
     fn arch(&self) -> &'static str {
@@ -100,6 +100,8 @@ impl<B: Backend> Model<B> for DeepSeek4<B> {
             carry: Carry::new(CarrySizes::new(&self.config, &options), &*self.backend)?,
             expert_carry: MoeCarry::new(moe::CarrySizes(self.config.moe_sizes(options.sweep_rows())), &*self.backend)?,
             host: Host::new(&self.config, &options),
+            known: Vec::with_capacity(self.config.layers.len() * self.config.experts_per_token),
+            announced: None,
             model: self,
             options,
             experts,
@@ -146,6 +148,10 @@ struct Runner<B: Backend> {
     carry: Carry<B>,
     expert_carry: MoeCarry<B>,
     host: Host,
+    /// Experts of the announced token.
+    known: Vec<ExpertKey>,
+    /// Position and id of the token whose experts the supply was told.
+    announced: Option<(usize, TokenId)>,
 }
 
 impl<B: Backend> Runner<B> {
@@ -154,6 +160,24 @@ impl<B: Backend> Runner<B> {
         match tokens.iter().find(|t| **t as usize >= vocab) {
             Some(token) => Err(ModelError::Token { token: *token, vocab }),
             None => Ok(()),
+        }
+    }
+
+    /// Tells the supply which experts `token` will use in layers with a table, once.
+    fn announce(&mut self, token: TokenId) {
+        if self.announced == Some((self.state.len, token)) {
+            return;
+        }
+        self.announced = Some((self.state.len, token));
+        self.known.clear();
+        for (layer, weights) in self.model.weights.layers.iter().enumerate() {
+            if let Some(table) = &weights.token_experts {
+                let key = |id: i32| ExpertKey::new(layer as u16, id as u16);
+                self.known.extend(table.of(&[token]).into_iter().map(key));
+            }
+        }
+        if !self.known.is_empty() {
+            self.experts.announce(&self.known);
         }
     }
 
@@ -175,6 +199,9 @@ impl<B: Backend> Runner<B> {
             let backend = Arc::clone(&self.model.backend);
             self.state.begin(&*backend, now.len())?;
             let told = &mut |rows| progress(done + rows);
+            if let &[token] = now {
+                self.announce(token);
+            }
             let result = match now {
                 [token] => self.run_row(*token, want, sink, probe),
                 _ => self.run_sweep(now, want, sink, probe, told),
@@ -309,6 +336,7 @@ impl<B: Backend> ModelRunner for Runner<B> {
 
     fn reset(&mut self) {
         self.state.reset();
+        self.announced = None;
     }
 
     fn rewind(&mut self, kept: &[TokenId]) -> usize {
@@ -323,12 +351,8 @@ impl<B: Backend> ModelRunner for Runner<B> {
     /// and a sweep asks for each layer's in time.
     fn prefetch_rows(&mut self, tokens: &[TokenId]) -> Result<(), ModelError> {
         self.check_tokens(tokens)?;
-        let &[token] = tokens else { return Ok(()) };
-        for (layer, weights) in self.model.weights.layers.iter().enumerate() {
-            if let Some(table) = &weights.token_experts {
-                let ids: Vec<ExpertIdx> = table.of(&[token]).into_iter().map(|id| ExpertIdx(id as u16)).collect();
-                self.experts.announce(LayerIdx(layer as u16), &ids);
-            }
+        if let &[token] = tokens {
+            self.announce(token);
         }
         Ok(())
     }
