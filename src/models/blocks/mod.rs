@@ -1,9 +1,11 @@
 //! Parts of a forward pass that several architectures share: routed experts and the sweeps that read each of them once, hyper-connections,
-//! rotary tables. Never knows an architecture: what differs comes in as sizes, weights or the trait `sweep::Layers`.
+//! rotary tables, prompts. Never knows an architecture: what differs comes in as sizes, weights or the trait `sweep::Layers`.
 //! Surprising fact: the buffers of a part are declared beside it, and the planner's number comes from the same list.
 
 pub mod ahead;
 mod buffers;
+pub mod dsml;
+pub mod dsml_answer;
 pub mod grouping;
 pub mod guess;
 pub mod hyper_connections;

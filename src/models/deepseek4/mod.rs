@@ -5,6 +5,7 @@
 //! experts follow from token ids alone, so they can be read as soon as a token is chosen.
 
 mod attention;
+pub mod chat;
 mod compressor;
 mod config;
 mod head;
