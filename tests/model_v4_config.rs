@@ -68,8 +68,8 @@ fn integers_of_any_width_are_accepted() {
                 Float(v) if width % 2 == 1 => Value::F64(f64::from(v)),
                 Float(v) => Value::F32(v),
                 Text(text) => Value::Str(text.into()),
-                Uints(v) if width < 2 => Value::Array(v.iter().map(|v| *v as i32).collect::<Vec<_>>().into()),
-                Uints(v) => Value::Array(v.into()),
+                Uints(v) if width < 2 => v.iter().map(|v| *v as i32).collect::<Vec<i32>>().into(),
+                Uints(v) => v.iter().map(|v| *v as u32).collect::<Vec<u32>>().into(),
                 other => panic!("{key}: {other:?}"),
             };
             metadata.insert(key, value);
