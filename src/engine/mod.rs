@@ -259,7 +259,8 @@ impl Engine {
         let plan = self.plan();
         let products = prepare::product_shapes(&self.prepared.file, self.prepared.config.as_ref(), &options);
         let device = matmul::scratch_bytes(self.prepared.arithmetic, &products);
-        let needed = bytes.kv.saturating_add(bytes.scratch).saturating_add(device);
+        let frontiers = prepare::frontiers(self.prepared.rewind_points, self.prepared.config.as_ref());
+        let needed = bytes.kv.saturating_add(bytes.scratch).saturating_add(device).saturating_add(frontiers);
         // Half of what the plan left to the system may still be taken without hurting it.
         let room = plan.kv.0 + plan.scratch.0 + plan.spare.0 / 2;
         if needed > room {
