@@ -399,6 +399,7 @@ pub(super) fn tensors_to_load(file: &GgufFile, layout: &Layout, is_streaming: bo
         .iter()
         .enumerate()
         .filter(|(index, t)| layout.resident.contains(index) || (!is_streaming && is_expert(&t.name)))
+        .filter(|(index, _)| !layout.drafting.contains(index))
         .map(|(_, t)| TensorExtent {
             name: t.name.clone(),
             extent: crate::storage::layout::Extent { offset: t.offset, len: t.bytes },

@@ -40,6 +40,11 @@ impl StateError {
 
 /// Takes a state, piece by piece. The source gives the same pieces in the same order.
 pub trait StateSink {
+    /// So many numbers and values are about to come, at least: for sinks that keep them in memory.
+    fn room(&mut self, numbers: usize, values: usize) {
+        let _ = (numbers, values);
+    }
+
     /// Counts and positions.
     ///
     /// # Errors

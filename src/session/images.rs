@@ -33,6 +33,12 @@ impl MemoryState {
 }
 
 impl StateSink for MemoryState {
+    // Exactly, since the plan counts it.
+    fn room(&mut self, numbers: usize, values: usize) {
+        self.numbers.reserve_exact(numbers);
+        self.values.reserve_exact(values);
+    }
+
     fn numbers(&mut self, name: &'static str, numbers: &[u64]) -> Result<(), StateError> {
         self.numbers.extend_from_slice(numbers);
         self.pieces.push((name, numbers.len(), true));

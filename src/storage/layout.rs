@@ -90,6 +90,10 @@ pub struct Layout {
     pub experts: Vec<LayerExperts>,
     /// Disk-only tables, by rising layer.
     pub tables: Vec<TableLayout>,
+    /// Indices of tensors of blocks that only draft tokens: not loaded.
+    pub drafting: Vec<usize>,
+    /// Sum of those.
+    pub drafting_bytes: Bytes,
 }
 
 /// Experts of the same byte size: one class of cache slots.
@@ -182,6 +186,11 @@ impl Layout {
         let mut layout = Layout::default();
         let mut tables = Vec::new();
         for (i, tensor) in file.tensors().iter().enumerate() {
+            if tensor.name.starts_with("mtp.") {
+                layout.drafting.push(i);
+                layout.drafting_bytes.0 += tensor.bytes;
+                continue;
+            }
             let streamed = match layer_weight(&tensor.name) {
                 Some((layer, _)) if layer >= u64::from(layers) => {
                     return Err(LayoutError::LayerRange { tensor: tensor.name.clone(), layer, layers });

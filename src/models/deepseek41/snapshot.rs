@@ -20,12 +20,17 @@ const RECENT: &str = "recent pairs";
 const ROWS: &str = "compressed rows";
 const KEYS: &str = "index keys";
 
+/// Numbers and values of a frontier with so many window rows and recent pairs.
+fn frontier_lens(config: &Config, window: usize, pairs: usize) -> (usize, usize) {
+    let with_pairs = config.owners.iter().filter(|layer| config.layers[**layer].ratio == 2).count();
+    let rows = config.layers.len() * window + with_pairs * 2 * (1 + pairs);
+    (shape(config).len() + Extent::NUMBERS, rows * config.head_dim)
+}
+
 /// Most host memory of a frontier.
 pub fn frontier_bytes(config: &Config) -> u64 {
-    let windows = config.layers.len() * (config.window - 1 + ROLLBACK_ROWS);
-    let pairs = config.owners.iter().filter(|layer| config.layers[**layer].ratio == 2).count() * 2 * (1 + PAIR_ROWS);
-    let numbers = size_of::<u64>() * (shape(config).len() + Extent::NUMBERS);
-    (4 * (windows + pairs) * config.head_dim + numbers) as u64
+    let (numbers, values) = frontier_lens(config, config.window - 1 + ROLLBACK_ROWS, PAIR_ROWS);
+    (8 * numbers + 4 * values) as u64
 }
 
 /// What two models must have in common for a state of one to mean anything to the other.
@@ -178,6 +183,8 @@ impl<B: Backend> KvState<B> {
         sink: &mut dyn StateSink,
     ) -> Result<(), StateError> {
         let (extent, width) = (self.extent(config), config.head_dim);
+        let (numbers, values) = frontier_lens(config, extent.window, extent.pairs);
+        sink.room(numbers, values);
         sink.numbers(SHAPE, &shape(config))?;
         sink.numbers(EXTENT, &extent.to_numbers())?;
         let mut host = vec![0.0; extent.window.max(PAIR_ROWS) * width];
