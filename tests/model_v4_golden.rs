@@ -190,3 +190,30 @@ fn chunks_threads_sweeps_and_leases_change_no_bit() {
         }
     }
 }
+
+/// The last eight rows of any pass can be taken back, and what follows then has the bits of a sequence that never had them.
+#[test]
+fn rows_that_are_taken_back_leave_no_trace() {
+    let fixture = Fixture::open("a");
+    let tokens = &golden("a").tokens()[..300];
+    let mut plain = fixture.setup(2, RunnerOptions::new(320, 64), 8).runner;
+    let vocab = plain.vocab();
+    let logits = run(&mut *plain, tokens, &[usize::MAX], None);
+    for (first, back, chunk, sweep) in [(140, 8, 64, 160), (129, 1, 1, 1), (200, 5, 16, 64), (131, 3, 4, 132)] {
+        let options = RunnerOptions { sweep, ..RunnerOptions::new(320, chunk) };
+        let mut runner = fixture.setup(1, options, 8).runner;
+        let mut other = tokens[..first].to_vec();
+        other[first - back..].fill(5);
+        runner.forward(&other, Want::Last, &mut |_, _| {}, None).unwrap();
+        let kept = first - back;
+        assert_eq!(runner.reach(kept), kept);
+        assert_eq!(runner.rewind(&tokens[..kept]), kept);
+        let rest = run(&mut *runner, &tokens[kept..], &[7, usize::MAX], None);
+        let same = rest.iter().zip(&logits[kept * vocab..]).all(|(a, b)| a.to_bits() == b.to_bits());
+        assert!(same, "{first} rows, {back} taken back, chunks of {chunk}, sweeps of {sweep}");
+    }
+    // Far behind what the rings hold.
+    let mut runner = fixture.setup(1, RunnerOptions::new(320, 16), 8).runner;
+    runner.forward(tokens, Want::None, &mut |_, _| {}, None).unwrap();
+    assert_eq!((runner.reach(100), runner.rewind(&tokens[..100]), runner.len()), (0, 0, 0));
+}

@@ -210,7 +210,9 @@ impl Engine {
                 cache.set_route_sink(Some(routes.sink()));
             }
             preloaded = preload(&cache, &prepared, hotlist.as_ref(), progress)?;
-            lookahead = make_lookahead(options, &prepared, &cache);
+            // On a GPU reading ahead was not measured to pay.
+            let mode = options.lookahead.resolve(!is_upper_tier && forecast.is_read_ahead_worth_it());
+            lookahead = make_lookahead(mode, &prepared, &cache);
             let experts = StreamedExperts::new(Arc::clone(&cache), layers, lookahead.clone());
             known = Some(Arc::clone(experts.known()));
             (Arc::new(experts), Some(cache))
@@ -264,7 +266,8 @@ impl Engine {
         let plan = self.plan();
         let products = prepare::product_shapes(&self.prepared.file, self.prepared.config.as_ref(), &options);
         let device = matmul::scratch_bytes(self.prepared.arithmetic, &products);
-        let needed = bytes.kv.saturating_add(bytes.scratch).saturating_add(device);
+        let frontiers = prepare::frontiers(self.prepared.rewind_points, self.prepared.config.as_ref());
+        let needed = bytes.kv.saturating_add(bytes.scratch).saturating_add(device).saturating_add(frontiers);
         // Half of what the plan left to the system may still be taken without hurting it.
         let room = plan.kv.0 + plan.scratch.0 + plan.spare.0 / 2;
         if needed > room {
@@ -485,13 +488,13 @@ fn make_cache(prepared: &Prepared) -> Result<(ExpertCache, Vec<Piece>), EngineEr
     Ok((cache, slabs.pieces))
 }
 
-fn make_lookahead(options: &EngineOptions, prepared: &Prepared, cache: &Arc<ExpertCache>) -> Option<Arc<Lookahead>> {
-    if options.lookahead == LookaheadMode::Off {
+fn make_lookahead(mode: LookaheadMode, prepared: &Prepared, cache: &Arc<ExpertCache>) -> Option<Arc<Lookahead>> {
+    if mode == LookaheadMode::Off {
         return None;
     }
     let (_, experts, top_k) = prepared.config.expert_shape();
     let layers = prepared.layout.experts.iter().map(|l| l.layer).collect();
-    Some(Arc::new(Lookahead::new(options.lookahead, Arc::clone(cache), layers, (experts, top_k))))
+    Some(Arc::new(Lookahead::new(mode, Arc::clone(cache), layers, (experts, top_k))))
 }
 
 /// The same number of experts of every layer, in file order: without routes to go by, no layer deserves more.

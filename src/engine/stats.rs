@@ -21,6 +21,8 @@ use crate::sys;
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Timings {
     pub prompt_tokens: u64,
+    /// Prompt tokens that were in the state already.
+    pub reused_tokens: u64,
     /// Prompt tokens that were computed, not found in the state.
     pub prefill_tokens: u64,
     pub prefill: Duration,
@@ -78,6 +80,8 @@ pub struct RunStats {
     pub backend: &'static str,
     pub ctx: u64,
     pub prompt_tokens: u64,
+    /// Of those, how many were in the state already and cost nothing.
+    pub reused_tokens: u64,
     pub generated_tokens: u64,
     pub prefill_tps: f64,
     pub decode_tps: f64,
@@ -169,6 +173,7 @@ impl RunStats {
             backend: engine.backend_name(),
             ctx: ctx as u64,
             prompt_tokens: timings.prompt_tokens,
+            reused_tokens: timings.reused_tokens,
             generated_tokens: timings.generated_tokens,
             prefill_tps: timings.prefill_tps(),
             decode_tps: timings.decode_tps(),

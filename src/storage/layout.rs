@@ -90,6 +90,10 @@ pub struct Layout {
     pub experts: Vec<LayerExperts>,
     /// Disk-only tables, by rising layer.
     pub tables: Vec<TableLayout>,
+    /// Indices of tensors of blocks that only draft tokens: not loaded.
+    pub drafting: Vec<usize>,
+    /// Sum of those.
+    pub drafting_bytes: Bytes,
 }
 
 /// Experts of the same byte size: one class of cache slots.
@@ -187,6 +191,11 @@ fn layer_weight(name: &str) -> Option<(u64, &str)> {
     Some((layer.parse().ok()?, stem))
 }
 
+/// Layer of `blk.L.*`.
+fn layer_tensor(name: &str) -> Option<u64> {
+    name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
+}
+
 fn expect_dims(tensor: &TensorInfo, expected: &[u64]) -> Result<(), LayoutError> {
     if tensor.dims == expected {
         return Ok(());
@@ -218,17 +227,22 @@ impl Layout {
         let mut layout = Layout::default();
         let mut tables = Vec::new();
         for (i, tensor) in file.tensors().iter().enumerate() {
+            let layer = layer_tensor(&tensor.name);
+            if let Some(layer) = layer.filter(|layer| *layer >= u64::from(blocks)) {
+                return Err(LayoutError::LayerRange { tensor: tensor.name.clone(), layer, layers });
+            }
+            if tensor.name.starts_with(DRAFTING) || layer.is_some_and(|layer| layer >= u64::from(layers)) {
+                layout.drafting.push(i);
+                layout.drafting_bytes.0 += tensor.bytes;
+                continue;
+            }
             let streamed = match layer_weight(&tensor.name) {
-                Some((layer, _)) if layer >= u64::from(blocks) => {
-                    return Err(LayoutError::LayerRange { tensor: tensor.name.clone(), layer, layers });
-                }
-                Some((layer, _)) if layer >= u64::from(layers) => true,
                 Some((layer, TABLE)) => {
                     tables.push((layer as u32, tensor));
                     true
                 }
                 Some((_, stem)) => ROUTED.contains(&stem),
-                None => tensor.name.starts_with(DRAFTING),
+                None => false,
             };
             if !streamed {
                 layout.resident.push(i);

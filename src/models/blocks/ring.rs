@@ -5,6 +5,7 @@
 
 use crate::backend::{Backend, BackendError, ops};
 use crate::models::RunnerOptions;
+use crate::models::state::ROLLBACK_ROWS;
 
 /// Shape of a ring.
 #[derive(Clone, Copy)]
@@ -16,9 +17,14 @@ pub struct RingShape {
 }
 
 impl RingShape {
+    /// Rows that may be written behind an end without harm to it: a chunk, or what may be taken back.
+    pub fn slack(options: &RunnerOptions) -> usize {
+        options.chunk.max(ROLLBACK_ROWS)
+    }
+
     /// Slots of the ring.
     pub fn slots(self, options: &RunnerOptions) -> usize {
-        self.look_back + 1 + options.chunk
+        self.look_back + 1 + Self::slack(options)
     }
 
     /// Values that a sweep of several chunks may overwrite.

@@ -3,6 +3,8 @@
 //! is forgotten lies in rings by position and everything else is append-only, so going back costs nothing as far as the rings reach, and a
 //! pass may commit fewer rows than it computed.
 
+use std::collections::VecDeque;
+
 use super::config::{Config, LayerPlan};
 use crate::backend::{Backend, BackendError};
 use crate::models::RunnerOptions;
@@ -36,7 +38,12 @@ pub struct KvState<B: Backend> {
     pub written: usize,
     /// Rows that may be written behind an end without harm to it.
     slack: usize,
+    /// First and last lengths of parts of the past whose every window row was computed; between them sweeps left some out.
+    spans: VecDeque<(usize, usize)>,
 }
+
+/// Parts of the past that are remembered as within reach; older ones have left the rings long before, except in tiny sweeps.
+const SPANS_MAX: usize = 16;
 
 fn window_shape(c: &Config) -> RingShape {
     RingShape { width: c.head_dim, look_back: c.window - 1 }
@@ -83,7 +90,8 @@ impl<B: Backend> KvState<B> {
             Ok(LayerState { window, compressed: compressed?, keys: keys? })
         };
         let layers = c.layers.iter().map(layer).collect::<Result<_, _>>()?;
-        Ok(Self { layers, len: 0, written: 0, slack: options.chunk })
+        let slack = RingShape::slack(options);
+        Ok(Self { layers, len: 0, written: 0, slack, spans: VecDeque::with_capacity(SPANS_MAX + 1) })
     }
 
     fn rings(&mut self) -> impl Iterator<Item = &mut Ring<B>> {
@@ -97,16 +105,42 @@ impl<B: Backend> KvState<B> {
     pub fn reset(&mut self) {
         self.len = 0;
         self.written = 0;
+        self.spans.clear();
     }
 
-    /// Goes back to the first `len` tokens; says whether that was possible.
-    pub fn rewind(&mut self, len: usize) -> bool {
-        assert!(len <= self.len, "a state of {} tokens cannot go back to {len}", self.len);
-        let is_held = len == self.len || self.written - len <= self.slack;
-        if is_held {
-            self.len = len;
+    /// Whether the state can become that of its first `len` tokens.
+    pub fn is_within_reach(&self, len: usize) -> bool {
+        let was_computed = || self.spans.iter().any(|&(from, to)| (from..=to).contains(&len));
+        len == self.len || (len < self.len && self.written - len <= self.slack && was_computed())
+    }
+
+    /// The largest length up to `len` that is within reach; 0 if there is none.
+    pub fn reach(&self, len: usize) -> usize {
+        let oldest = self.written.saturating_sub(self.slack).max(1);
+        (oldest..=len.min(self.len)).rev().find(|len| self.is_within_reach(*len)).unwrap_or(0)
+    }
+
+    /// Goes back to the first `len` tokens, which are within reach.
+    pub fn rewind(&mut self, len: usize) {
+        assert!(self.is_within_reach(len), "a state of {} tokens cannot go back to {len}", self.len);
+        self.len = len;
+        self.spans.retain(|&(from, _)| from <= len);
+        if let Some(span) = self.spans.back_mut() {
+            span.1 = span.1.min(len);
         }
-        is_held
+    }
+
+    /// Accepts a sweep of `rows` rows that went through all layers; the last `reach` of them can be taken back.
+    pub fn commit(&mut self, rows: usize, reach: usize) {
+        let reach = reach.min(rows);
+        self.len += rows;
+        match self.spans.back_mut() {
+            Some(span) if reach == rows => span.1 = self.len,
+            _ => self.spans.push_back((self.len - reach, self.len)),
+        }
+        if self.spans.len() > SPANS_MAX {
+            self.spans.pop_front();
+        }
     }
 
     /// `rows` rows are going to be written: keeps a copy of what a sweep may overwrite.

@@ -203,20 +203,22 @@ impl<B: Backend> Runner<B> {
                 self.announce(token);
             }
             let result = match now {
-                [token] => self.run_row(*token, want, sink, probe),
+                [token] => self.run_row(*token, want, sink, probe).map(|()| 1),
                 _ => self.run_sweep(now, want, sink, probe, told),
             };
-            if let Err(error) = result {
-                self.state.restore(&*backend, now.len())?;
-                return Err(error);
+            match result {
+                Ok(reach) => self.state.commit(now.len(), reach),
+                Err(error) => {
+                    self.state.restore(&*backend, now.len())?;
+                    return Err(error);
+                }
             }
-            self.state.len += now.len();
             rest = after;
         }
         Ok(())
     }
 
-    /// One sweep of several rows.
+    /// One sweep of several rows; returns how many of them can be taken back.
     fn run_sweep(
         &mut self,
         tokens: &[TokenId],
@@ -224,7 +226,7 @@ impl<B: Backend> Runner<B> {
         sink: &mut LogitSink<'_>,
         mut probe: Option<&mut dyn Probe>,
         progress: &mut Progress<'_>,
-    ) -> Result<(), ModelError> {
+    ) -> Result<usize, ModelError> {
         let rows = tokens.len();
         let model = Arc::clone(&self.model);
         let config = &model.config;
@@ -262,7 +264,8 @@ impl<B: Backend> Runner<B> {
             progress,
         };
         sweep.run()?;
-        sweep.logits(seen, sink)
+        sweep.logits(seen, sink)?;
+        Ok(suffix.reach())
     }
 
     /// One token through all layers.
@@ -339,8 +342,14 @@ impl<B: Backend> ModelRunner for Runner<B> {
         self.announced = None;
     }
 
+    fn reach(&self, len: usize) -> usize {
+        self.state.reach(len)
+    }
+
     fn rewind(&mut self, kept: &[TokenId]) -> usize {
-        if self.state.rewind(kept.len()) {
+        self.announced = None;
+        if self.state.is_within_reach(kept.len()) {
+            self.state.rewind(kept.len());
             return kept.len();
         }
         self.reset();

@@ -194,6 +194,11 @@ impl Config {
         ctx / self.layers[self.owners[owner]].ratio + 1
     }
 
+    /// Tokens before the current one that a table row depends on.
+    pub fn look_back(&self) -> usize {
+        self.engram.as_ref().map_or(0, EngramConfig::look_back)
+    }
+
     /// Most compressed rows that any layer sees at a context of `ctx` tokens.
     pub fn compressed_rows_max(&self, ctx: usize) -> usize {
         (0..self.owners.len()).map(|o| self.owner_rows(o, ctx)).max().unwrap_or(0)

@@ -10,6 +10,7 @@ use super::kv::{KvState, kv_bytes};
 use super::matrix_inputs::{matrix_inputs, products};
 use super::pass::{Ctx, Pass};
 use super::row_feed::RowFeed;
+use super::snapshot;
 use super::sweep::SweepRows;
 use super::weights::{Weights, tensor_specs};
 use super::workspace::{Sizes, Workspace};
@@ -20,6 +21,7 @@ use crate::models::blocks::suffix::Suffix;
 use crate::models::blocks::sweep::Sweep;
 use crate::models::metadata::MetadataView;
 use crate::models::probe::{MatrixInput, Probe};
+use crate::models::state::{StateError, StatePart, StateSink, StateSource};
 use crate::models::supply::{ExpertSupply, RowSupply, RowTicket};
 use crate::models::weights::{TensorSpec, WeightSource};
 use crate::models::{
@@ -50,6 +52,10 @@ impl ModelConfig for Config {
         let carry = CarrySizes::new(self, options).bytes() + experts.bytes();
         let scratch = Sizes::new(self, options).bytes() + carry + Host::bytes_for(self, options);
         RunnerBytes { kv: kv_bytes(self, options), scratch }
+    }
+
+    fn frontier_bytes(&self) -> u64 {
+        snapshot::frontier_bytes(self)
     }
 
     fn products(&self, options: &RunnerOptions) -> Vec<Product> {
@@ -225,27 +231,33 @@ impl<B: Backend> Runner<B> {
             let want = if want == Want::Last && !after.is_empty() { Want::None } else { want };
             let probe = probe.as_mut().map(|p| &mut **p as &mut dyn Probe);
             let done = tokens.len() - rest.len();
-            self.state.written = self.state.written.max(self.state.len + now.len());
-            match now {
-                [token] => self.run_row(*token, want, sink, probe)?,
+            self.state.begin(now.len());
+            let reach = match now {
+                [token] => {
+                    self.run_row(*token, want, sink, probe)?;
+                    1
+                }
                 _ => {
                     let saved = self.state.save(&self.model.config, &*self.model.backend, now.len());
                     let told = &mut |rows| progress(done + rows);
-                    if let Err(error) =
-                        saved.map_err(Into::into).and_then(|()| self.run_sweep((now, after), want, sink, probe, told))
-                    {
-                        self.state.restore(&self.model.config, &*self.model.backend, now.len())?;
-                        return Err(error);
+                    let swept =
+                        saved.map_err(Into::into).and_then(|()| self.run_sweep((now, after), want, sink, probe, told));
+                    match swept {
+                        Ok(reach) => reach,
+                        Err(error) => {
+                            self.state.restore(&self.model.config, &*self.model.backend, now.len())?;
+                            return Err(error);
+                        }
                     }
                 }
-            }
-            self.state.commit(now, self.model.config.engram.as_ref().map_or(0, |e| e.look_back()));
+            };
+            self.state.commit(now, self.model.config.look_back(), reach);
             rest = after;
         }
         Ok(())
     }
 
-    /// One sweep of several rows; `after` are the tokens behind it.
+    /// One sweep of several rows; `after` are the tokens behind it. Returns how many of its rows can be taken back.
     fn run_sweep(
         &mut self,
         (tokens, after): (&[TokenId], &[TokenId]),
@@ -253,7 +265,7 @@ impl<B: Backend> Runner<B> {
         sink: &mut LogitSink<'_>,
         mut probe: Option<&mut dyn Probe>,
         progress: &mut Progress<'_>,
-    ) -> Result<(), ModelError> {
+    ) -> Result<usize, ModelError> {
         let (rows, chunk) = (tokens.len(), self.options.chunk);
         let pending = self.take_pending(tokens);
         let model = self.model.clone();
@@ -269,6 +281,7 @@ impl<B: Backend> Runner<B> {
             false => Suffix::none(config.layers.len(), rows),
         };
         model.counters.count(rows, config.layers.len(), suffix.skipped());
+        let reach = suffix.reach();
         let mut feed = match (&config.engram, self.rows.as_deref()) {
             (Some(engram), Some(supply)) => {
                 Some(RowFeed::start((engram, supply), (&self.state.tail, tokens), (&suffix, chunk), pending)?)
@@ -315,7 +328,7 @@ impl<B: Backend> Runner<B> {
             let ahead = &after[..after.len().min(self.options.sweep_rows())];
             self.pending = feed.ask_ahead(self.state.len + rows, ahead, chunk)?;
         }
-        Ok(())
+        Ok(reach)
     }
 
     /// One token through all layers.
@@ -415,15 +428,42 @@ impl<B: Backend> ModelRunner for Runner<B> {
         self.pending = None;
     }
 
+    fn reach(&self, len: usize) -> usize {
+        self.state.reach(len, self.model.config.window)
+    }
+
     fn rewind(&mut self, kept: &[TokenId]) -> usize {
         self.pending = None;
-        let config = &self.model.config;
-        let look_back = config.engram.as_ref().map_or(0, |e| e.look_back());
-        if self.state.rewind(kept, (config.window, look_back)) {
-            return kept.len();
+        let model = self.model.clone();
+        match self.state.rewind(kept, &model.config, &*model.backend) {
+            Ok(true) => kept.len(),
+            // A copy that the device refused: whatever is computed next will say so.
+            Ok(false) | Err(_) => {
+                self.reset();
+                0
+            }
         }
-        self.reset();
-        0
+    }
+
+    fn save_state(&mut self, part: StatePart, sink: &mut dyn StateSink) -> Result<(), StateError> {
+        let model = &self.model;
+        self.state.save_to(part, &model.config, &*model.backend, sink)
+    }
+
+    fn load_state(
+        &mut self,
+        part: StatePart,
+        kept: &[TokenId],
+        source: &mut dyn StateSource,
+    ) -> Result<(), StateError> {
+        self.pending = None;
+        let model = &self.model;
+        let ctx = self.options.ctx;
+        let loaded = self.state.load_from((part, kept, ctx), &model.config, &*model.backend, source);
+        if loaded.is_err() {
+            self.state.reset();
+        }
+        loaded
     }
 
     fn prefetch_rows(&mut self, tokens: &[TokenId]) -> Result<(), ModelError> {
