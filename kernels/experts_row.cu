@@ -5,7 +5,7 @@
 
 constexpr int EXPERTS_MAX = 16;
 
-// Matrices of the experts, planar.
+// Matrices of the experts.
 struct Matrices {
     const u8 *at[EXPERTS_MAX];
 };

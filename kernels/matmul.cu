@@ -143,35 +143,6 @@ FLOATS_N(mxfp4, MXFP4, 1)
 // activation rows).
 constexpr int WIDE_THREADS = 256, WIDE_TILE = 2048, WIDE_EACH = WIDE_TILE / WIDE_THREADS;
 
-// lane + a[0] * b[0] + a[32] * b[32] + .. up to `len` products, in order; loads are ahead of the additions, which wait for one another.
-__device__ __forceinline__ float add_products(float lane, const float *a, const float *b, int len) {
-    float v[AHEAD], u[AHEAD], next_v[AHEAD], next_u[AHEAD];
-    int whole = len / AHEAD;
-    auto load = [&](float to_v[AHEAD], float to_u[AHEAD]) {
-#pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            to_v[k] = a[k * 32];
-            to_u[k] = b[k * 32];
-        }
-        a += AHEAD * 32;
-        b += AHEAD * 32;
-    };
-    if (whole > 0) load(v, u);
-#pragma unroll 2
-    for (int batch = 0; batch < whole; batch++) {
-        if (batch + 1 < whole) load(next_v, next_u);
-#pragma unroll
-        for (int k = 0; k < AHEAD; k++) lane = fmaf(v[k], u[k], lane);
-#pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            v[k] = next_v[k];
-            u[k] = next_u[k];
-        }
-    }
-    for (int i = whole * AHEAD; i < len; i++, a += 32, b += 32) lane = fmaf(*a, *b, lane);
-    return lane;
-}
-
 template <int T> __device__ void matmul_wide(const u8 *w, const float *x, float *out, int w_rows, int cols, int groups) {
     __shared__ float weights[WIDE_TILE], values[WIDE_TILE];
     int o = blockIdx.x, tid = threadIdx.x;
@@ -196,7 +167,19 @@ template <int T> __device__ void matmul_wide(const u8 *w, const float *x, float 
         __syncthreads();
         if (first + WIDE_TILE < cols) fetch(first + WIDE_TILE);
         if (tid < 32) {
-            lane = add_products(lane, weights + tid, values + tid, (min(WIDE_TILE, cols - first) - tid + 31) / 32);
+            int len = min(WIDE_TILE, cols - first);
+            int i = tid;
+            for (; i + (AHEAD - 1) * 32 < len; i += AHEAD * 32) {
+                float v[AHEAD], u[AHEAD];
+#pragma unroll
+                for (int k = 0; k < AHEAD; k++) {
+                    v[k] = weights[i + k * 32];
+                    u[k] = values[i + k * 32];
+                }
+#pragma unroll
+                for (int k = 0; k < AHEAD; k++) lane = fmaf(v[k], u[k], lane);
+            }
+            for (; i < len; i += 32) lane = fmaf(weights[i], values[i], lane);
         }
     }
     if (tid >= 32) return;
@@ -205,7 +188,7 @@ template <int T> __device__ void matmul_wide(const u8 *w, const float *x, float 
 }
 
 #define WIDE(name, type) \
-    extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 2) matmul_##name##_wide( \
+    extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 3) matmul_##name##_wide( \
         const u8 *w, const float *x, float *out, int w_rows, int cols, int groups \
     ) { \
         matmul_wide<type>(w, x, out, w_rows, cols, groups); \

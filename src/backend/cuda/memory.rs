@@ -90,7 +90,7 @@ impl MatShape {
             QuantType::Q4_K => "arrange_q4_k",
             QuantType::Q6_K => "arrange_q6_k",
             QuantType::IQ2_XXS => "arrange_iq2_xxs",
-            QuantType::F32 | QuantType::F16 | QuantType::BF16 | QuantType::I8 => return None,
+            QuantType::F32 | QuantType::F16 | QuantType::BF16 | QuantType::I8 | QuantType::I32 => return None,
         })
     }
 }
