@@ -83,7 +83,8 @@ fn main() {
         "ratio memory",
         "ratio cached"
     );
-    for ty in [QuantType::Q4_K, QuantType::Q2_K, QuantType::Q3_K, QuantType::Q6_K, QuantType::IQ2_XXS, QuantType::Q8_0] {
+    for ty in [QuantType::Q4_K, QuantType::Q2_K, QuantType::Q3_K, QuantType::Q6_K, QuantType::IQ2_XXS, QuantType::Q8_0]
+    {
         if options.ty.is_some_and(|only| only != ty) {
             continue;
         }

@@ -5,7 +5,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use crate::ids::{ExpertIdx, ExpertKey, LayerIdx};
+use crate::ids::{ExpertIdx, ExpertKey, LayerIdx, Phase};
 use crate::policy::{Epoch, Policy};
 
 /// Layers whose experts have the same size share slots.
@@ -92,6 +92,10 @@ pub struct Directory {
     is_announced: bool,
     /// Epoch up to which an expert is used or expected: a prefetch takes no such slot.
     wanted_until: Vec<Epoch>,
+    /// By dense number: whether the last `favour` of its layer named the expert; empty before the first one.
+    is_favoured: Vec<bool>,
+    /// By dense number: whether decode was the last to use the cached expert.
+    is_of_decode: Vec<bool>,
 }
 
 impl Directory {
@@ -121,6 +125,8 @@ impl Directory {
             last_layer: None,
             is_announced: false,
             wanted_until: alloc::vec![Epoch(0); experts_total],
+            is_favoured: Vec::new(),
+            is_of_decode: alloc::vec![false; experts_total],
         }
     }
 
@@ -202,6 +208,19 @@ impl Directory {
         is_held: &mut dyn FnMut(ExpertKey) -> bool,
         out: &mut Vec<Placement>,
     ) -> Result<(), RouteError> {
+        self.request_in(Phase::Decode, layer, ids, is_held, out)
+    }
+
+    /// As `request`. In prefill, once `favour` has been called, a request is no use: nearly every expert is asked for once,
+    /// which says nothing. What it brings in leaves first, unless favoured.
+    pub fn request_in(
+        &mut self,
+        phase: Phase,
+        layer: LayerIdx,
+        ids: &[ExpertIdx],
+        is_held: &mut dyn FnMut(ExpertKey) -> bool,
+        out: &mut Vec<Placement>,
+    ) -> Result<(), RouteError> {
         self.check(layer, ids)?;
         out.clear();
         let shape = self.layer(layer)?;
@@ -212,10 +231,14 @@ impl Directory {
         self.is_announced = false;
         self.last_layer = Some(layer);
         let epoch = self.epoch;
+        let is_passing = phase == Phase::Prefill && !self.is_favoured.is_empty();
         for &expert in ids {
             let index = shape.base + usize::from(expert.0);
             self.wanted_until[index] = epoch;
-            if self.present[index] {
+            if !is_passing {
+                self.is_of_decode[index] = phase == Phase::Decode;
+            }
+            if self.present[index] && !is_passing {
                 self.classes[shape.class].policy.touch(ExpertKey { layer, expert }, epoch);
             }
         }
@@ -225,12 +248,39 @@ impl Directory {
                 out.push(Placement::Hit);
                 continue;
             }
-            let evict = self.make_room(shape.class, is_held);
-            self.classes[shape.class].policy.insert(ExpertKey { layer, expert }, epoch);
+            let evict = self.make_room(shape.class, is_passing, is_held);
+            let used = if is_passing && !self.is_favoured[index] { Epoch(0) } else { epoch };
+            self.classes[shape.class].policy.insert(ExpertKey { layer, expert }, used);
             self.present[index] = true;
             out.push(Placement::Fill { evict });
         }
         Ok(())
+    }
+
+    /// Says which experts of `layer` a sweep over many rows uses most, best first: as many as the layer's share of the slots count
+    /// as used now, and stay when the sweep brings them in. What decode used keeps half of the slots, so the share is of the other
+    /// half, or of more where decode has used less. Unknown experts are passed over.
+    pub fn favour(&mut self, layer: LayerIdx, ids: &[ExpertIdx]) {
+        let Ok(shape) = self.layer(layer) else { return };
+        self.is_favoured.resize(self.present.len(), false);
+        let experts = shape.base..shape.base + usize::from(shape.experts);
+        self.is_favoured[experts.clone()].fill(false);
+        let in_class = self.layers.iter().flatten().filter(|l| l.class == shape.class);
+        let (mut layers, mut of_decode) = (0, 0);
+        for layer in in_class {
+            let experts = layer.base..layer.base + usize::from(layer.experts);
+            layers += 1;
+            of_decode += experts.filter(|&i| self.present[i] && self.is_of_decode[i]).count();
+        }
+        let slots = self.classes[shape.class].slots;
+        let share = slots.saturating_sub(of_decode).max(slots / 2) / layers.max(1);
+        for &expert in ids.iter().filter(|e| e.0 < shape.experts).take(share) {
+            let index = shape.base + usize::from(expert.0);
+            self.is_favoured[index] = true;
+            if self.present[index] {
+                self.classes[shape.class].policy.touch(ExpertKey { layer, expert }, self.epoch);
+            }
+        }
     }
 
     /// Adds `keys` without a use, most wanted first: the last of them are the first to leave. All must be absent, known and
@@ -321,15 +371,27 @@ impl Directory {
         self.layers.get(usize::from(layer.0)).copied().flatten().ok_or(RouteError::UnknownLayer { layer })
     }
 
-    /// Frees one place in `class` if it is full; says who left.
-    fn make_room(&mut self, class: usize, is_held: &mut dyn FnMut(ExpertKey) -> bool) -> Option<ExpertKey> {
+    /// Frees one place in `class` if it is full; says who left. What `is_passing` takes no favourite's place while there is another.
+    fn make_room(
+        &mut self,
+        class: usize,
+        is_passing: bool,
+        is_held: &mut dyn FnMut(ExpertKey) -> bool,
+    ) -> Option<ExpertKey> {
         if self.classes[class].policy.len() < self.classes[class].slots {
             return None;
         }
-        let (wanted, serial, layers) = (&self.wanted, self.serial, &self.layers);
+        let (wanted, serial, layers, favoured) = (&self.wanted, self.serial, &self.layers, &self.is_favoured);
         let index = |key: ExpertKey| layers[usize::from(key.layer.0)].map(|l| l.base + usize::from(key.expert.0));
-        let mut must_stay = |key: ExpertKey| index(key).is_some_and(|i| wanted[i] == serial) || is_held(key);
-        let victim = self.classes[class].policy.victim(self.epoch, &mut must_stay);
+        let (policy, epoch) = (&mut self.classes[class].policy, self.epoch);
+        let mut must_stay = |key: ExpertKey, spares_favoured: bool| {
+            index(key).is_some_and(|i| wanted[i] == serial || (spares_favoured && favoured[i])) || is_held(key)
+        };
+        let mut victim = None;
+        if is_passing {
+            victim = policy.victim(epoch, &mut |key| must_stay(key, true));
+        }
+        let victim = victim.or_else(|| policy.victim(epoch, &mut |key| must_stay(key, false)));
         let victim = victim.expect("the caller keeps held experts and the request within the slots");
         let left = index(victim).expect("a victim was inserted through this directory");
         self.present[left] = false;

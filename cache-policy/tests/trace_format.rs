@@ -41,6 +41,10 @@ fn write(events: &[Owned]) -> Vec<u8> {
                 writer.preload(ExpertKey::new(*layer, *expert)).expect("an expert of this model");
             }
             Owned::Overlap(requests) => writer.overlap(*requests),
+            Owned::Favour(layer, experts) => {
+                let experts: Vec<_> = experts.iter().map(|&e| ExpertIdx(e)).collect();
+                writer.favour(LayerIdx(*layer), &experts).expect("experts of this model");
+            }
             Owned::Route(layer, experts) => {
                 let experts: Vec<_> = experts.iter().map(|&e| ExpertIdx(e)).collect();
                 writer.route(LayerIdx(*layer), &experts).expect("a route of this model");
@@ -64,6 +68,7 @@ fn read(bytes: &[u8], chunk: usize) -> Result<Vec<Owned>, TraceError> {
                 Event::Token { position, id } => Owned::Token(position, id),
                 Event::Preload(key) => Owned::Preload(key.layer.0, key.expert.0),
                 Event::Overlap(requests) => Owned::Overlap(requests),
+                Event::Favour { layer, experts } => Owned::Favour(layer.0, experts.iter().map(|e| e.0).collect()),
                 Event::Route { layer, experts } => Owned::Route(layer.0, experts.iter().map(|e| e.0).collect()),
             });
         }

@@ -16,7 +16,7 @@ use crate::backend::{Backend, BackendError, ops};
 use crate::models::probe::Probe;
 use crate::models::supply::{ExpertMats, ExpertSupply};
 use crate::models::{LogitSink, ModelError, Progress};
-use crate::units::{ExpertIdx, TokenId};
+use crate::units::{ExpertIdx, LayerIdx, TokenId};
 
 /// A sweep under way.
 pub struct Sweep<'a, B: Backend> {
@@ -40,11 +40,14 @@ impl<B: Backend> Sweep<'_, B> {
     /// All layers.
     pub fn layers(&mut self, mut feed: Option<&mut RowFeed<'_>>) -> Result<(), ModelError> {
         self.embed()?;
+        let experts = self.ctx.config.experts;
+        let mut ahead = Ahead::new(self.experts, 0, experts);
         for layer in 0..self.ctx.config.layers.len() {
-            let mut ahead = Ahead::new(self.experts, layer, self.ctx.config.experts);
             self.attention(layer, &mut feed, &mut ahead)?;
-            self.routed_experts(layer, ahead)?;
+            let mut next = Ahead::new(self.experts, layer + 1, experts);
+            self.routed_experts(layer, ahead, &mut next)?;
             self.leave(layer)?;
+            ahead = next;
         }
         Ok(())
     }
@@ -148,16 +151,33 @@ impl<B: Backend> Sweep<'_, B> {
         Ok(self.save_ffn(piece)?)
     }
 
-    /// Spec 3.9, step 5, for all rows: each expert once, by rising id.
-    fn routed_experts(&mut self, layer: usize, mut ahead: Ahead<'_, B>) -> Result<(), ModelError> {
+    /// Whether the rows of `layer` are so many that practically every expert will be chosen: chosen evenly, each would be expected
+    /// eight times, and left out once in 3,000 times.
+    fn wants_all_experts(&self, layer: usize) -> bool {
+        const EXPECTED_USES: usize = 8;
+        let c = self.ctx.config;
+        let rows = |layer| self.tokens.len() - self.suffix.layer(layer).whole;
+        layer < c.layers.len() && rows(layer) * c.experts_per_token >= EXPECTED_USES * c.experts
+    }
+
+    /// Spec 3.9, step 5, for all rows: each expert once, by rising id. `next` may begin to read.
+    fn routed_experts(
+        &mut self,
+        layer: usize,
+        mut ahead: Ahead<'_, B>,
+        next: &mut Ahead<'_, B>,
+    ) -> Result<(), ModelError> {
+        let reads_next = self.wants_all_experts(layer + 1);
         let (c, whole) = (self.ctx.config, self.suffix.layer(layer).whole);
         let mut grouping = std::mem::take(&mut self.host.grouping);
         let result = (|| {
             grouping.group(c.experts, c.experts_per_token);
             grouping.active.sort_unstable();
+            self.experts.favour(LayerIdx(layer as u16), &grouping.ranked(c.experts_per_token));
             grouping.shift(whole, c.experts_per_token);
             self.ctx.backend.upload_ids(&grouping.rows, &mut self.carry.group_rows, 0)?;
             self.ctx.backend.upload_ids(&grouping.places, &mut self.carry.group_places, 0)?;
+            ahead.settle(&grouping.active);
             ahead.ask_from(&grouping.active, 0)?;
             if self.is_one_piece(layer) {
                 // Its input is still in place; the drive works meanwhile.
@@ -167,6 +187,9 @@ impl<B: Backend> Sweep<'_, B> {
             for (done, expert) in grouping.active.iter().enumerate() {
                 self.tell((layer, 1), done, grouping.active.len())?;
                 ahead.ask_from(&grouping.active, done)?;
+                if reads_next && ahead.has_asked(&grouping.active[done..]) {
+                    next.ask_unseen(&ahead)?;
+                }
                 ahead.with(*expert, |mats| self.expert(layer, *expert, mats, &grouping))?;
             }
             Ok(())
