@@ -19,6 +19,8 @@ struct Node {
     newer: u32,
     queue: u32,
     mark: u8,
+    /// Last use.
+    used: Epoch,
     pinned_until: Epoch,
 }
 
@@ -83,6 +85,7 @@ impl Chains {
     pub(crate) fn used(&mut self, key: ExpertKey, epoch: Epoch) -> u32 {
         let node = self.find(key).expect("touch of an expert that is not cached");
         self.latest = self.latest.max(epoch);
+        self.nodes[node as usize].used = epoch;
         self.pin(node, epoch);
         node
     }
@@ -114,6 +117,11 @@ impl Chains {
     }
 
     #[inline]
+    pub(crate) fn is_used_in(&self, node: u32, now: Epoch) -> bool {
+        self.nodes[node as usize].used >= now
+    }
+
+    #[inline]
     pub(crate) fn oldest(&self, queue: usize) -> Option<u32> {
         let node = self.ends[queue].oldest;
         (node != NIL).then_some(node)
@@ -127,8 +135,7 @@ impl Chains {
 
     /// Adds an absent key as the newest of `queue`, or to the cold queue when `epoch` is past or zero.
     pub(crate) fn insert(&mut self, key: ExpertKey, epoch: Epoch, queue: usize) -> u32 {
-        assert!(self.find(key).is_none(), "insert of {key}, which is present");
-        let fresh = Node { key, older: NIL, newer: NIL, queue: 0, mark: 0, pinned_until: epoch };
+        let fresh = Node { key, older: NIL, newer: NIL, queue: 0, mark: 0, used: epoch, pinned_until: epoch };
         let node = match self.free.pop() {
             Some(node) => {
                 self.nodes[node as usize] = fresh;
@@ -139,7 +146,8 @@ impl Chains {
                 u32::try_from(self.nodes.len() - 1).expect("fewer than 2^32 slots")
             }
         };
-        *self.at.at(key) = node;
+        let before = core::mem::replace(self.at.at(key), node);
+        assert!(before == NIL, "insert of {key}, which is present");
         let is_preload = epoch < self.latest || epoch == Epoch(0);
         self.latest = self.latest.max(epoch);
         self.link_newest(node, if is_preload { COLD } else { queue });

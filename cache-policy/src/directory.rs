@@ -77,25 +77,41 @@ struct Layer {
     base: usize,
 }
 
+/// What is known of one expert, cached or not: in one place, so that a use looks into memory once.
+#[derive(Clone, Copy)]
+struct Seat {
+    /// Serial of the last request that named the expert: finds repeats, protects the request from itself.
+    named: u64,
+    /// Epoch up to which the expert is used or expected: a prefetch takes no such slot.
+    wanted_until: Epoch,
+    is_present: bool,
+    /// Whether the last `favour` of its layer named it.
+    is_favoured: bool,
+    /// Whether decode was the last to use it.
+    is_of_decode: bool,
+}
+
+impl Seat {
+    const EMPTY: Seat =
+        Seat { named: 0, wanted_until: Epoch(0), is_present: false, is_favoured: false, is_of_decode: false };
+}
+
 /// The set of cached experts and the rule by which it changes.
 pub struct Directory {
     classes: Vec<Class>,
     /// By layer index; `None` where a layer routes nothing.
     layers: Vec<Option<Layer>>,
-    present: Vec<bool>,
-    /// Serial of the last request that named the expert: finds repeats, protects the request from itself.
-    wanted: Vec<u64>,
+    /// By dense number.
+    seats: Vec<Seat>,
     serial: u64,
     epoch: Epoch,
     last_layer: Option<LayerIdx>,
     /// Whether `begin_token` started the epoch and no request has come since.
     is_announced: bool,
-    /// Epoch up to which an expert is used or expected: a prefetch takes no such slot.
-    wanted_until: Vec<Epoch>,
-    /// By dense number: whether the last `favour` of its layer named the expert; empty before the first one.
-    is_favoured: Vec<bool>,
-    /// By dense number: whether decode was the last to use the cached expert.
-    is_of_decode: Vec<bool>,
+    /// Places in the running request of experts that are not cached.
+    missing: Vec<usize>,
+    /// Whether `favour` was ever called.
+    has_favourites: bool,
 }
 
 impl Directory {
@@ -118,15 +134,13 @@ impl Directory {
         Self {
             classes,
             layers,
-            present: alloc::vec![false; experts_total],
-            wanted: alloc::vec![0; experts_total],
+            seats: alloc::vec![Seat::EMPTY; experts_total],
             serial: 0,
             epoch: Epoch(0),
             last_layer: None,
             is_announced: false,
-            wanted_until: alloc::vec![Epoch(0); experts_total],
-            is_favoured: Vec::new(),
-            is_of_decode: alloc::vec![false; experts_total],
+            missing: Vec::new(),
+            has_favourites: false,
         }
     }
 
@@ -137,7 +151,7 @@ impl Directory {
 
     /// Experts of all layers.
     pub fn experts_total(&self) -> usize {
-        self.present.len()
+        self.seats.len()
     }
 
     /// Dense number of `key`, below `experts_total`; `None` for a key that the model does not have.
@@ -153,7 +167,7 @@ impl Directory {
 
     /// Whether `key` is cached (or on its way).
     pub fn contains(&self, key: ExpertKey) -> bool {
-        self.index_of(key).is_some_and(|i| self.present[i])
+        self.index_of(key).is_some_and(|i| self.seats[i].is_present)
     }
 
     /// Number of size classes.
@@ -189,11 +203,11 @@ impl Directory {
             if expert.0 >= shape.experts {
                 return Err(RouteError::UnknownExpert { key, experts: shape.experts });
             }
-            let wanted = &mut self.wanted[shape.base + usize::from(expert.0)];
-            if *wanted == self.serial {
+            let named = &mut self.seats[shape.base + usize::from(expert.0)].named;
+            if *named == self.serial {
                 return Err(RouteError::Duplicate { key });
             }
-            *wanted = self.serial;
+            *named = self.serial;
         }
         Ok(())
     }
@@ -231,28 +245,30 @@ impl Directory {
         self.is_announced = false;
         self.last_layer = Some(layer);
         let epoch = self.epoch;
-        let is_passing = phase == Phase::Prefill && !self.is_favoured.is_empty();
-        for &expert in ids {
-            let index = shape.base + usize::from(expert.0);
-            self.wanted_until[index] = epoch;
+        let is_passing = phase == Phase::Prefill && self.has_favourites;
+        let policy = &mut self.classes[shape.class].policy;
+        self.missing.clear();
+        for (place, &expert) in ids.iter().enumerate() {
+            let seat = &mut self.seats[shape.base + usize::from(expert.0)];
+            seat.wanted_until = epoch;
             if !is_passing {
-                self.is_of_decode[index] = phase == Phase::Decode;
+                seat.is_of_decode = phase == Phase::Decode;
             }
-            if self.present[index] && !is_passing {
-                self.classes[shape.class].policy.touch(ExpertKey { layer, expert }, epoch);
+            if !seat.is_present {
+                self.missing.push(place);
+            } else if !is_passing {
+                policy.touch(ExpertKey { layer, expert }, epoch);
             }
+            out.push(Placement::Hit);
         }
-        for &expert in ids {
-            let index = shape.base + usize::from(expert.0);
-            if self.present[index] {
-                out.push(Placement::Hit);
-                continue;
-            }
+        for i in 0..self.missing.len() {
+            let place = self.missing[i];
+            let (expert, index) = (ids[place], shape.base + usize::from(ids[place].0));
             let evict = self.make_room(shape.class, is_passing, is_held);
-            let used = if is_passing && !self.is_favoured[index] { Epoch(0) } else { epoch };
+            let used = if is_passing && !self.seats[index].is_favoured { Epoch(0) } else { epoch };
             self.classes[shape.class].policy.insert(ExpertKey { layer, expert }, used);
-            self.present[index] = true;
-            out.push(Placement::Fill { evict });
+            self.seats[index].is_present = true;
+            out[place] = Placement::Fill { evict };
         }
         Ok(())
     }
@@ -262,22 +278,24 @@ impl Directory {
     /// half, or of more where decode has used less. Unknown experts are passed over.
     pub fn favour(&mut self, layer: LayerIdx, ids: &[ExpertIdx]) {
         let Ok(shape) = self.layer(layer) else { return };
-        self.is_favoured.resize(self.present.len(), false);
+        self.has_favourites = true;
+        // A use is never in epoch 0, which precedes all requests.
+        self.epoch = self.epoch.max(Epoch(1));
         let experts = shape.base..shape.base + usize::from(shape.experts);
-        self.is_favoured[experts.clone()].fill(false);
+        self.seats[experts].iter_mut().for_each(|seat| seat.is_favoured = false);
         let in_class = self.layers.iter().flatten().filter(|l| l.class == shape.class);
         let (mut layers, mut of_decode) = (0, 0);
         for layer in in_class {
             let experts = layer.base..layer.base + usize::from(layer.experts);
             layers += 1;
-            of_decode += experts.filter(|&i| self.present[i] && self.is_of_decode[i]).count();
+            of_decode += self.seats[experts].iter().filter(|seat| seat.is_present && seat.is_of_decode).count();
         }
         let slots = self.classes[shape.class].slots;
         let share = slots.saturating_sub(of_decode).max(slots / 2) / layers.max(1);
         for &expert in ids.iter().filter(|e| e.0 < shape.experts).take(share) {
             let index = shape.base + usize::from(expert.0);
-            self.is_favoured[index] = true;
-            if self.present[index] {
+            self.seats[index].is_favoured = true;
+            if self.seats[index].is_present {
                 self.classes[shape.class].policy.touch(ExpertKey { layer, expert }, self.epoch);
             }
         }
@@ -286,12 +304,8 @@ impl Directory {
     /// Adds `keys` without a use, most wanted first: the last of them are the first to leave. All must be absent, known and
     /// fit into free slots.
     pub fn preload(&mut self, keys: &[ExpertKey]) {
-        // Before the first request policies order by insertion; afterwards each preloaded key goes behind the one before.
-        if self.epoch == Epoch(0) {
-            keys.iter().rev().for_each(|&key| self.preload_one(key));
-        } else {
-            keys.iter().for_each(|&key| self.preload_one(key));
-        }
+        // Of the keys that were never used the one that came last leaves first.
+        keys.iter().for_each(|&key| self.preload_one(key));
     }
 
     fn preload_one(&mut self, key: ExpertKey) {
@@ -299,12 +313,12 @@ impl Directory {
         let class = self.class_of(key.layer).expect("its layer is known");
         let class = &mut self.classes[class];
         assert!(
-            !self.present[index] && class.policy.len() < class.slots,
+            !self.seats[index].is_present && class.policy.len() < class.slots,
             "preload of {key} without a free slot for it"
         );
         // Epoch 0 precedes every request: a preloaded expert is pinned by nothing.
         class.policy.insert(key, Epoch(0));
-        self.present[index] = true;
+        self.seats[index].is_present = true;
     }
 
     /// Starts the next epoch before its first request, so that `expect` and `prefetch` can speak of it. Optional.
@@ -318,10 +332,10 @@ impl Directory {
     /// Keeps a cached `key` through the current epoch, because a prediction names it. Returns whether it is cached.
     pub fn expect(&mut self, key: ExpertKey) -> bool {
         let (Some(index), Some(class)) = (self.index_of(key), self.class_of(key.layer)) else { return false };
-        if !self.present[index] {
+        if !self.seats[index].is_present {
             return false;
         }
-        self.wanted_until[index] = self.epoch;
+        self.seats[index].wanted_until = self.epoch;
         self.classes[class].policy.pin(key, self.epoch);
         true
     }
@@ -331,24 +345,25 @@ impl Directory {
     /// when the key is cached already or no slot may be taken.
     pub fn prefetch(&mut self, key: ExpertKey, is_held: &mut dyn FnMut(ExpertKey) -> bool) -> Option<Placement> {
         let (index, class) = (self.index_of(key)?, self.class_of(key.layer)?);
-        if self.present[index] {
+        if self.seats[index].is_present {
             return None;
         }
         let mut evict = None;
         if self.classes[class].policy.len() >= self.classes[class].slots {
-            let (wanted_until, now, layers) = (&self.wanted_until, self.epoch, &self.layers);
+            let (seats, now, layers) = (&self.seats, self.epoch, &self.layers);
             let number = |key: ExpertKey| layers[usize::from(key.layer.0)].map(|l| l.base + usize::from(key.expert.0));
-            let mut must_stay = |key: ExpertKey| number(key).is_some_and(|i| wanted_until[i] >= now) || is_held(key);
+            let mut must_stay =
+                |key: ExpertKey| number(key).is_some_and(|i| seats[i].wanted_until >= now) || is_held(key);
             let victim = self.classes[class].policy.victim(now, &mut must_stay)?;
             let left = number(victim).expect("a victim was inserted through this directory");
-            self.present[left] = false;
+            self.seats[left].is_present = false;
             evict = Some(victim);
         }
         // Epoch 0: it is not used yet, and a wrong prediction must leave no trace in the policy.
         self.classes[class].policy.insert(key, Epoch(0));
         self.classes[class].policy.pin(key, self.epoch);
-        self.wanted_until[index] = self.epoch;
-        self.present[index] = true;
+        self.seats[index].wanted_until = self.epoch;
+        self.seats[index].is_present = true;
         Some(Placement::Fill { evict })
     }
 
@@ -364,7 +379,7 @@ impl Directory {
         let Some(index) = self.index_of(key) else { return };
         let Some(class) = self.class_of(key.layer) else { return };
         self.classes[class].policy.remove(key);
-        self.present[index] = false;
+        self.seats[index].is_present = false;
     }
 
     fn layer(&self, layer: LayerIdx) -> Result<Layer, RouteError> {
@@ -381,11 +396,12 @@ impl Directory {
         if self.classes[class].policy.len() < self.classes[class].slots {
             return None;
         }
-        let (wanted, serial, layers, favoured) = (&self.wanted, self.serial, &self.layers, &self.is_favoured);
+        let (seats, serial, layers) = (&self.seats, self.serial, &self.layers);
         let index = |key: ExpertKey| layers[usize::from(key.layer.0)].map(|l| l.base + usize::from(key.expert.0));
         let (policy, epoch) = (&mut self.classes[class].policy, self.epoch);
         let mut must_stay = |key: ExpertKey, spares_favoured: bool| {
-            index(key).is_some_and(|i| wanted[i] == serial || (spares_favoured && favoured[i])) || is_held(key)
+            let stays = |seat: &Seat| seat.named == serial || (spares_favoured && seat.is_favoured);
+            index(key).is_some_and(|i| stays(&seats[i])) || is_held(key)
         };
         let mut victim = None;
         if is_passing {
@@ -394,7 +410,7 @@ impl Directory {
         let victim = victim.or_else(|| policy.victim(epoch, &mut |key| must_stay(key, false)));
         let victim = victim.expect("the caller keeps held experts and the request within the slots");
         let left = index(victim).expect("a victim was inserted through this directory");
-        self.present[left] = false;
+        self.seats[left].is_present = false;
         Some(victim)
     }
 }

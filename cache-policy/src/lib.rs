@@ -15,7 +15,6 @@ pub mod directory;
 mod echo;
 pub mod ids;
 mod key_table;
-pub mod lru;
 mod mix;
 pub mod plan;
 pub mod policies;
@@ -35,8 +34,8 @@ pub use census::Census;
 pub use curve::MissCurve;
 pub use directory::{ClassShape, Directory, Placement, RouteError};
 pub use ids::{Bytes, ExpertIdx, ExpertKey, LayerIdx, Phase};
-pub use lru::Lru;
-pub use policies::{UnknownPolicy, by_name};
+
+pub use policies::{Lru, UnknownPolicy, by_name};
 pub use policy::{Epoch, Policy};
 pub use prefetch::PrefetchLedger;
 pub use replay::Replay;

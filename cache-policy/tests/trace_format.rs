@@ -26,6 +26,7 @@ enum Owned {
     Preload(u16, u16),
     Overlap(u32),
     Route(u16, Vec<u16>),
+    Favour(u16, Vec<u16>),
 }
 
 fn write(events: &[Owned]) -> Vec<u8> {
@@ -94,6 +95,9 @@ fn event() -> impl Strategy<Value = Owned> {
         4 => route(1, 384, 384),
         4 => route(2, 24, 4),
         2 => route(5, 1, 1),
+        1 => prop::sample::subsequence((0..24).collect::<Vec<u16>>(), 0..=24)
+            .prop_shuffle()
+            .prop_map(|e| Owned::Favour(2, e)),
     ]
 }
 

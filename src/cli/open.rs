@@ -75,7 +75,7 @@ pub fn engine_options(cli: &Cli) -> Result<EngineOptions, CliError> {
         hotlist: streaming.hotlist.clone(),
         save_hotlist: streaming.save_hotlist.clone(),
         lookahead: match streaming.lookahead {
-            LookaheadChoice::Auto => LookaheadMode::AUTO,
+            LookaheadChoice::Auto => LookaheadMode::Auto,
             LookaheadChoice::Off => LookaheadMode::Off,
             LookaheadChoice::Memory => LookaheadMode::Memory,
             LookaheadChoice::Router => LookaheadMode::Router,

@@ -207,7 +207,9 @@ impl Engine {
                 cache.set_route_sink(Some(routes.sink()));
             }
             preloaded = preload(&cache, &prepared, hotlist.as_ref(), progress)?;
-            lookahead = make_lookahead(options, &prepared, &cache);
+            // On a GPU reading ahead was not measured to pay.
+            let mode = options.lookahead.resolve(!is_upper_tier && forecast.is_read_ahead_worth_it());
+            lookahead = make_lookahead(mode, &prepared, &cache);
             let experts = StreamedExperts::new(Arc::clone(&cache), layers, lookahead.clone());
             (Arc::new(experts), Some(cache))
         } else {
@@ -475,13 +477,13 @@ fn make_cache(prepared: &Prepared) -> Result<(ExpertCache, Vec<Piece>), EngineEr
     Ok((cache, slabs.pieces))
 }
 
-fn make_lookahead(options: &EngineOptions, prepared: &Prepared, cache: &Arc<ExpertCache>) -> Option<Arc<Lookahead>> {
-    if options.lookahead == LookaheadMode::Off {
+fn make_lookahead(mode: LookaheadMode, prepared: &Prepared, cache: &Arc<ExpertCache>) -> Option<Arc<Lookahead>> {
+    if mode == LookaheadMode::Off {
         return None;
     }
     let (_, experts, top_k) = prepared.config.expert_shape();
     let layers = prepared.layout.experts.iter().map(|l| l.layer).collect();
-    Some(Arc::new(Lookahead::new(options.lookahead, Arc::clone(cache), layers, (experts, top_k))))
+    Some(Arc::new(Lookahead::new(mode, Arc::clone(cache), layers, (experts, top_k))))
 }
 
 /// The same number of experts of every layer, in file order: without routes to go by, no layer deserves more.

@@ -49,7 +49,9 @@ pub enum DeviceChoice {
 /// Which guesses about the next experts are read ahead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LookaheadMode {
+    /// The router's guess where the drive is expected to hold a token up, else nothing.
     #[default]
+    Auto,
     Off,
     /// What the last tokens with the same ids used.
     Memory,
@@ -59,12 +61,21 @@ pub enum LookaheadMode {
 }
 
 impl LookaheadMode {
-    /// What `--lookahead auto` means: chosen by alternating runs (docs/CACHE_TUNING.md, "Reading ahead").
-    pub const AUTO: Self = Self::Off;
+    /// What `Auto` comes to where reading ahead is or is not worth its reads: chosen by alternating runs (docs/CACHE_TUNING.md, "Reading
+    /// ahead").
+    #[must_use]
+    pub fn resolve(self, is_worth_it: bool) -> Self {
+        match self {
+            Self::Auto if is_worth_it => Self::Router,
+            Self::Auto => Self::Off,
+            chosen => chosen,
+        }
+    }
 
     /// As the user types it.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Auto => "auto",
             Self::Off => "off",
             Self::Memory => "memory",
             Self::Router => "router",
@@ -77,9 +88,9 @@ impl LookaheadMode {
         matches!(self, Self::Memory | Self::Both)
     }
 
-    /// Whether the next layer's router is asked.
+    /// Whether the next layer's router is or may be asked.
     pub fn uses_router(self) -> bool {
-        matches!(self, Self::Router | Self::Both)
+        matches!(self, Self::Auto | Self::Router | Self::Both)
     }
 }
 
@@ -156,7 +167,7 @@ impl EngineOptions {
             preload: Preload::Auto,
             hotlist: None,
             save_hotlist: None,
-            lookahead: LookaheadMode::AUTO,
+            lookahead: LookaheadMode::Auto,
             simulated_used: Bytes(0),
             io: ReaderChoice::Auto,
             verify: None,

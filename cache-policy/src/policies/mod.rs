@@ -5,6 +5,7 @@ mod adaptive;
 mod clock;
 mod layer_aware;
 mod lfu;
+mod lru;
 mod s3_fifo;
 mod sieve;
 mod window_random;
@@ -16,11 +17,11 @@ pub use adaptive::Adaptive;
 pub use clock::Clock;
 pub use layer_aware::LayerAware;
 pub use lfu::{HALF_LIFE_EPOCHS, Lfu};
+pub use lru::Lru;
 pub use s3_fifo::S3Fifo;
 pub use sieve::Sieve;
 pub use window_random::WindowRandom;
 
-use crate::lru::Lru;
 use crate::policy::Policy;
 
 /// Makes a policy for a number of slots.
