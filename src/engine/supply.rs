@@ -40,7 +40,7 @@ fn mats<'a>(layer: &LayerExperts, [gate, up, down]: [&'a [u8]; 3]) -> ExpertMats
 }
 
 /// Experts that a sweep may hold in any case: enough reads to keep a drive busy while some are computed.
-const SWEEP_EXPERTS_MIN: usize = 32;
+const SWEEP_EXPERTS_MIN: usize = 16;
 
 /// Experts that are streamed through the cache.
 pub struct StreamedExperts {
