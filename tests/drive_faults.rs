@@ -189,13 +189,14 @@ fn a_thousand_failures_and_successes_leave_nothing_behind() {
     assert!(total.failed > 0 && total.hits + total.misses > 0, "{total:?}");
 }
 
-/// Runs `make` on a thread that may not use io_uring, and so may no program that it starts.
-fn without_uring<T: Send>(errno: u32, make: impl FnOnce() -> T + Send) -> T {
-    let calls = [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register];
-    let rules: BTreeMap<i64, Vec<seccompiler::SeccompRule>> = calls.iter().map(|call| (*call, vec![])).collect();
-    let refuse = seccompiler::SeccompAction::Errno(errno);
+/// Rules by system call; a call without a rule always matches.
+type Calls = BTreeMap<i64, Vec<seccompiler::SeccompRule>>;
+
+/// Runs `make` on a thread for which `calls` fail with `errno`, and so they do for any program that it starts.
+fn refusing<T: Send>(calls: Calls, errno: i32, make: impl FnOnce() -> T + Send) -> T {
+    let refuse = seccompiler::SeccompAction::Errno(errno as u32);
     let arch = std::env::consts::ARCH.try_into().unwrap();
-    let filter = seccompiler::SeccompFilter::new(rules, seccompiler::SeccompAction::Allow, refuse, arch).unwrap();
+    let filter = seccompiler::SeccompFilter::new(calls, seccompiler::SeccompAction::Allow, refuse, arch).unwrap();
     let program: seccompiler::BpfProgram = filter.try_into().unwrap();
     std::thread::scope(|scope| {
         let run = scope.spawn(move || {
@@ -206,6 +207,38 @@ fn without_uring<T: Send>(errno: u32, make: impl FnOnce() -> T + Send) -> T {
     })
 }
 
+fn uring_calls() -> Calls {
+    let calls = [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register];
+    calls.into_iter().map(|call| (call, vec![])).collect()
+}
+
+/// Opening a file for direct reads: flags are the third argument of openat.
+fn direct_opens() -> Calls {
+    let flag = libc::O_DIRECT as u64;
+    let (len, is_set) = (seccompiler::SeccompCmpArgLen::Dword, seccompiler::SeccompCmpOp::MaskedEq(flag));
+    let condition = seccompiler::SeccompCondition::new(2, len, is_set, flag).unwrap();
+    [(libc::SYS_openat, vec![seccompiler::SeccompRule::new(vec![condition]).unwrap()])].into()
+}
+
+#[test]
+fn refused_direct_reads_are_announced_once_and_replaced() {
+    let args = [&["-p", "hello", "-n", "6"][..], &STREAMED].concat();
+    let want = ds4_b(&args).ok().stdout;
+    let stats = scratch("no-direct").join("stats.json");
+    let ran = refusing(direct_opens(), libc::EINVAL, || {
+        finish(command().arg("-m").arg(b()).args(&args).arg("--stats-json").arg(&stats))
+    });
+    let ran = ran.ok();
+    assert_eq!(ran.stdout, want);
+    assert_eq!(ran.stderr.matches("direct reads are refused").count(), 1, "{}", ran.stderr);
+    assert!(ran.stderr.contains("does not support O_DIRECT"), "{}", ran.stderr);
+    assert_eq!(json(&stats)["is_direct"], false);
+    let asked = refusing(direct_opens(), libc::EINVAL, || {
+        finish(command().arg("-m").arg(b()).args(&args).args(["--direct", "on"]))
+    });
+    asked.failed(1, &["O_DIRECT"]);
+}
+
 #[test]
 fn a_refused_io_uring_is_announced_and_replaced() {
     let args = [&["-p", "hello", "-n", "6"][..], &STREAMED].concat();
@@ -213,7 +246,7 @@ fn a_refused_io_uring_is_announced_and_replaced() {
     let folder = scratch("seccomp");
     for errno in [libc::EPERM, libc::ENOSYS] {
         let stats = folder.join("stats.json");
-        let ran = without_uring(errno as u32, || {
+        let ran = refusing(uring_calls(), errno, || {
             finish(command().arg("-m").arg(b()).args(&args).arg("--stats-json").arg(&stats))
         });
         let ran = ran.ok();
@@ -221,7 +254,7 @@ fn a_refused_io_uring_is_announced_and_replaced() {
         assert!(ran.stderr.contains("io_uring is refused"), "{}", ran.stderr);
         assert_eq!(json(&stats)["io"], "pread", "errno {errno}");
         let asked =
-            without_uring(errno as u32, || finish(command().arg("-m").arg(b()).args(&args).args(["--io", "uring"])));
+            refusing(uring_calls(), errno, || finish(command().arg("-m").arg(b()).args(&args).args(["--io", "uring"])));
         asked.failed(1, &["--io uring"]);
     }
 }
