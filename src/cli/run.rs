@@ -214,8 +214,7 @@ fn answer_once(
     interrupt: &Interrupt,
     prompt: &Prompt,
 ) -> Result<(), CliError> {
-    let runner = engine.runner().map_err(CliError::failed)?;
-    let mut timeline = Timeline::with_images(runner, engine.prepared.rewind_points);
+    let mut timeline = Timeline::with_images(engine.runner().map_err(CliError::failed)?, engine.prepared.rewind_points);
     let mut talk = match saved {
         Some(saved) => session_file::restore((cli, engine), saved, &mut timeline, &mut sampler)?,
         None => Talk::begin(cli),
