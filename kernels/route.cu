@@ -1,13 +1,9 @@
 // Router: which experts a row uses, and with which weights. One block a row.
 // Never lets the bias into the weights. Surprising fact: among equal scores the lower expert comes first, as on the CPU.
 #include "common.cuh"
+#include "router_score.cuh"
 
 constexpr int THREADS = 128;
-
-// sqrt(softplus(logit)), stable for large magnitudes.
-__device__ __forceinline__ float score_of(float logit) {
-    return sqrtf(fmaxf(logit, 0.0f) + (float)log1p((double)exp_of(-fabsf(logit))));
-}
 
 // logits: [rows, experts]; bias: [experts]; ids, weights: [rows, k]. Shared: experts 64-bit words.
 extern "C" __global__ void __launch_bounds__(THREADS) route(

@@ -155,6 +155,9 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Gated pooling of neighbouring tokens; returns how many pairs closed (rows of `out`).
     fn pool_pairs(&self, op: ops::PoolPairs<'_, Self>, out: ops::PairsOut<'_, Self>) -> Result<usize, BackendError>;
 
+    /// `out = [groups.len(), width]`: gated pooling of groups of tokens.
+    fn pool_groups(&self, op: ops::PoolGroups<'_, Self>, out: &mut Self::Buf) -> Result<(), BackendError>;
+
     /// Hyper-connection coefficients from the raw mix.
     fn hc_coefficients(&self, op: ops::HcCoefficients<'_, Self>, out: ops::HcOut<'_, Self>)
     -> Result<(), BackendError>;
@@ -175,6 +178,8 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// `ids = weights = [rows, k]`: chosen experts by falling biased score.
     fn route(&self, op: ops::Route<'_, Self>, ids: &mut Self::Ids, weights: &mut Self::Buf)
     -> Result<(), BackendError>;
+    /// `weights = [rows, k]` of experts that are known.
+    fn weigh_experts(&self, op: ops::WeighExperts<'_, Self>, weights: &mut Self::Buf) -> Result<(), BackendError>;
     /// `out = [range.len(), width]`: the rows named by `indices[range]`.
     fn gather_rows(&self, op: ops::MoveRows<'_, Self>, out: &mut Self::Buf) -> Result<(), BackendError>;
     /// Row `i` of `src` goes to row `indices[range.start + i]` of `dst`.

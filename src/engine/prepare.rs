@@ -324,7 +324,7 @@ fn plan_sweeps(
 /// The products of a pass with the types that the file has. A tensor that is missing is an error of the loader.
 pub(super) fn product_shapes(file: &GgufFile, config: &dyn ModelConfig, runner: &RunnerOptions) -> Vec<ProductShape> {
     let types: HashMap<&str, QuantType> = file.tensors().iter().map(|t| (t.name.as_str(), t.ty)).collect();
-    let is_weights = |ty: &QuantType| *ty != QuantType::I8;
+    let is_weights = |ty: &QuantType| ty.is_numeric();
     let shape = |Product { tensor, rows, groups, cols, outputs }| {
         let ty = types.get(tensor.as_str()).copied().filter(is_weights)?;
         Some(ProductShape { ty, rows, groups, cols, outputs })

@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::engine::Engine;
 use crate::engine::advice::Advice;
 use crate::engine::forecast::{Achieved, DecodeSums, Forecast};
+use crate::engine::known::KnownStats;
 use crate::engine::lookahead::LookaheadStats;
 use crate::models::SweepCounts;
 use crate::obs::{ReadSnapshot, RowSnapshot, VerifyCounters, VerifySnapshot};
@@ -109,6 +110,8 @@ pub struct RunStats {
     pub preload_hits: u64,
     /// What reading ahead did; absent when it is off.
     pub lookahead: Option<LookaheadStats>,
+    /// Experts that token ids name; absent for models without such layers and when nothing is streamed.
+    pub known_experts: Option<KnownStats>,
     /// What another budget would have done; absent when not streaming and in very long runs.
     pub advice: Option<Advice>,
     /// Bytes of experts read on demand.
@@ -195,6 +198,7 @@ impl RunStats {
             preload_used: cache.preload_used,
             preload_hits: cache.preload_hits,
             lookahead: engine.lookahead(),
+            known_experts: engine.known(),
             advice: engine.advice(),
             expert_read_bytes: both.read_bytes,
             expert_reads: both.misses,

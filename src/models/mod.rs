@@ -3,6 +3,7 @@
 //! architecture through the one trait here and owns nothing of a model but its tokens.
 
 pub mod blocks;
+pub mod deepseek4;
 pub mod deepseek41;
 pub mod metadata;
 pub mod probe;
@@ -285,7 +286,7 @@ pub trait Model<B: Backend>: Send + Sync {
 }
 
 /// Architectures that this build runs.
-pub const ARCHITECTURES: &[&str] = &[deepseek41::ARCH];
+pub const ARCHITECTURES: &[&str] = &[deepseek41::ARCH, deepseek4::ARCH];
 
 /// `general.architecture`, if this build runs it.
 fn architecture(view: &dyn MetadataView) -> Result<&'static str, ConfigError> {
@@ -304,6 +305,7 @@ fn architecture(view: &dyn MetadataView) -> Result<&'static str, ConfigError> {
 pub fn config(view: &dyn MetadataView) -> Result<Box<dyn ModelConfig>, ConfigError> {
     match architecture(view)? {
         deepseek41::ARCH => Ok(Box::new(deepseek41::Config::from_metadata(view)?)),
+        deepseek4::ARCH => Ok(Box::new(deepseek4::Config::from_metadata(view)?)),
         other => unreachable!("{other} is listed but has no reader"),
     }
 }
@@ -316,6 +318,7 @@ pub fn load<B: Backend>(
 ) -> Result<Arc<dyn Model<B>>, ModelError> {
     match architecture(view)? {
         deepseek41::ARCH => Ok(Arc::new(deepseek41::DeepSeek41::load(view, backend, source)?)),
+        deepseek4::ARCH => Ok(Arc::new(deepseek4::DeepSeek4::load(view, backend, source)?)),
         other => unreachable!("{other} is listed but has no loader"),
     }
 }

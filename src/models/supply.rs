@@ -4,7 +4,7 @@
 
 use crate::backend::Backend;
 pub use crate::units::Phase;
-use crate::units::{ExpertIdx, LayerIdx};
+use crate::units::{ExpertIdx, ExpertKey, LayerIdx};
 
 /// A supply could not deliver. The text names file, offset, layer and expert or row; the step that asked has failed,
 /// the cache and the session stay consistent.
@@ -42,6 +42,11 @@ pub trait ExpertSupply<B: Backend>: Send + Sync {
         ids: &[ExpertIdx],
         phase: Phase,
     ) -> Result<Box<dyn ExpertLease<B> + '_>, SupplyError>;
+
+    /// The next step will request `experts` (by rising layer) for certain. May start their reads; never waits.
+    fn announce(&self, experts: &[ExpertKey]) {
+        let _ = experts;
+    }
 
     /// How many experts of the next layer a step of one token should guess; 0 when nobody would read them ahead.
     fn guesses_wanted(&self) -> usize {

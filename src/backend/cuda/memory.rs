@@ -87,7 +87,9 @@ impl MatShape {
             QuantType::Q2_K => (80, 4),
             QuantType::Q3_K => (108, 2),
             QuantType::Q6_K => (208, 2),
-            QuantType::F32 | QuantType::F16 | QuantType::BF16 | QuantType::Q4_K | QuantType::I8 => (0, 0),
+            QuantType::F32 | QuantType::F16 | QuantType::BF16 | QuantType::Q4_K | QuantType::I8 | QuantType::I32 => {
+                (0, 0)
+            }
         }
     }
 }

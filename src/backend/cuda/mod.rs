@@ -227,6 +227,10 @@ impl Backend for CudaBackend {
         launch::pool_pairs::pool_pairs(&self.device, op, out)
     }
 
+    fn pool_groups(&self, op: ops::PoolGroups<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
+        launch::pool_groups::pool_groups(&self.device, op, out)
+    }
+
     fn hc_coefficients(
         &self,
         op: ops::HcCoefficients<'_, Self>,
@@ -261,6 +265,10 @@ impl Backend for CudaBackend {
 
     fn route(&self, op: ops::Route<'_, Self>, ids: &mut CudaIds, weights: &mut CudaBuf) -> Result<(), BackendError> {
         launch::route::route(&self.device, op, ids, weights)
+    }
+
+    fn weigh_experts(&self, op: ops::WeighExperts<'_, Self>, weights: &mut CudaBuf) -> Result<(), BackendError> {
+        launch::weigh_experts::weigh_experts(&self.device, op, weights)
     }
 
     fn gather_rows(&self, op: ops::MoveRows<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {

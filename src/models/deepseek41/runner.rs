@@ -4,19 +4,21 @@
 
 use std::sync::Arc;
 
-use super::carry::{Carry, row_bytes};
+use super::carry::{Carry, CarrySizes};
 use super::config::{ARCH, Config, EngramConfig};
-use super::grouping::Grouping;
 use super::kv::{KvState, kv_bytes};
 use super::matrix_inputs::{matrix_inputs, products};
 use super::pass::{Ctx, Pass};
 use super::row_feed::RowFeed;
 use super::snapshot;
-use super::suffix::Suffix;
-use super::sweep::Sweep;
+use super::sweep::SweepRows;
 use super::weights::{Weights, tensor_specs};
-use super::workspace::{Workspace, scratch_bytes};
+use super::workspace::{Sizes, Workspace};
 use crate::backend::Backend;
+use crate::models::blocks::grouping::Grouping;
+use crate::models::blocks::moe::{self, MoeCarry};
+use crate::models::blocks::suffix::Suffix;
+use crate::models::blocks::sweep::Sweep;
 use crate::models::metadata::MetadataView;
 use crate::models::probe::{MatrixInput, Probe};
 use crate::models::state::{StateError, StatePart, StateSink, StateSource};
@@ -46,8 +48,9 @@ impl ModelConfig for Config {
     }
 
     fn runner_bytes(&self, options: &RunnerOptions) -> RunnerBytes {
-        let carry = options.sweep_rows() as u64 * row_bytes(self, options);
-        let scratch = scratch_bytes(self, options) + carry + Host::bytes_for(self, options);
+        let experts = moe::CarrySizes(self.moe_sizes(options.sweep_rows()));
+        let carry = CarrySizes::new(self, options).bytes() + experts.bytes();
+        let scratch = Sizes::new(self, options).bytes() + carry + Host::bytes_for(self, options);
         RunnerBytes { kv: kv_bytes(self, options), scratch }
     }
 
@@ -104,8 +107,9 @@ impl<B: Backend> Model<B> for DeepSeek41<B> {
         }
         Ok(Box::new(Runner {
             state: KvState::new(&self.config, &options, &*self.backend)?,
-            work: Workspace::new(&self.config, &options, &*self.backend)?,
-            carry: Carry::new(&self.config, &options, &*self.backend)?,
+            work: Workspace::new(Sizes::new(&self.config, &options), &*self.backend)?,
+            carry: Carry::new(CarrySizes::new(&self.config, &options), &*self.backend)?,
+            expert_carry: MoeCarry::new(moe::CarrySizes(self.config.moe_sizes(options.sweep_rows())), &*self.backend)?,
             host: Host::new(&self.config, &options),
             model: self,
             options,
@@ -178,6 +182,7 @@ struct Runner<B: Backend> {
     state: KvState<B>,
     work: Workspace<B>,
     carry: Carry<B>,
+    expert_carry: MoeCarry<B>,
     pending: Option<PendingRows>,
     host: Host,
 }
@@ -272,8 +277,8 @@ impl<B: Backend> Runner<B> {
         };
         // A probe looks at all rows.
         let suffix = match self.options.decoder_suffix && probe.is_none() {
-            true => Suffix::exact(config, rows, seen),
-            false => Suffix::none(config, rows),
+            true => Suffix::exact(&config.makes_rows(), config.window, rows, seen),
+            false => Suffix::none(config.layers.len(), rows),
         };
         model.counters.count(rows, config.layers.len(), suffix.skipped());
         let reach = suffix.reach();
@@ -292,20 +297,32 @@ impl<B: Backend> Runner<B> {
             first_pos: self.state.len,
             piece: 0,
         };
-        let mut sweep = Sweep {
+        let Host { grouping, row_bytes, row_values, logits, .. } = &mut self.host;
+        let layers = SweepRows {
             ctx,
             state: &mut self.state,
             work: &mut self.work,
             carry: &mut self.carry,
-            host: &mut self.host,
-            experts: &*self.experts,
+            rows_host: (row_bytes, row_values),
+            logits,
             probe: probe.as_mut().map(|p| &mut **p as &mut dyn Probe),
-            suffix,
-            chunk,
+            feed: feed.as_mut(),
             tokens,
+        };
+        let mut sweep = Sweep {
+            backend: &*model.backend,
+            layers,
+            layer_count: config.layers.len(),
+            sizes: config.moe_sizes(rows),
+            carry: &mut self.expert_carry,
+            grouping,
+            experts: &*self.experts,
+            suffix: &suffix,
+            rows,
+            chunk,
             progress,
         };
-        sweep.layers(feed.as_mut())?;
+        sweep.run()?;
         sweep.logits(seen, sink)?;
         if let Some(feed) = feed {
             let ahead = &after[..after.len().min(self.options.sweep_rows())];
@@ -348,7 +365,9 @@ impl<B: Backend> Runner<B> {
             }
             pass.attention_sublayer(layer)?;
             pass.enter_ffn(layer)?;
-            pass.moe_row(layer, &*self.experts, &mut self.host.grouping)?;
+            pass.moe(layer).route(None)?;
+            let next = model.weights.layers.get(layer + 1).map(|next| &next.moe);
+            pass.moe(layer).row(&*self.experts, &mut self.host.grouping, next)?;
             pass.leave_ffn(layer)?;
         }
         if want != Want::None {
@@ -399,7 +418,8 @@ impl<B: Backend> ModelRunner for Runner<B> {
 
     fn bytes(&self) -> RunnerBytes {
         let backend = &*self.model.backend;
-        let scratch = self.work.allocated_bytes(backend) + self.carry.allocated_bytes(backend) + self.host.bytes;
+        let carry = self.carry.allocated_bytes(backend) + self.expert_carry.allocated_bytes(backend);
+        let scratch = self.work.allocated_bytes(backend) + carry + self.host.bytes;
         RunnerBytes { kv: self.state.allocated_bytes(backend), scratch }
     }
 

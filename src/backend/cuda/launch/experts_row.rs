@@ -24,7 +24,7 @@ fn gate_up_kernel(ty: QuantType) -> Option<&'static str> {
         QuantType::Q6_K => "experts_gate_up_q6_k",
         QuantType::IQ2_XXS => "experts_gate_up_iq2_xxs",
         QuantType::MXFP4 => "experts_gate_up_mxfp4",
-        QuantType::F32 | QuantType::F16 | QuantType::BF16 | QuantType::I8 => return None,
+        QuantType::F32 | QuantType::F16 | QuantType::BF16 | QuantType::I8 | QuantType::I32 => return None,
     })
 }
 
@@ -37,7 +37,7 @@ fn down_kernel(ty: QuantType) -> Option<&'static str> {
         QuantType::Q6_K => "experts_down_q6_k",
         QuantType::IQ2_XXS => "experts_down_iq2_xxs",
         QuantType::MXFP4 => "experts_down_mxfp4",
-        QuantType::F32 | QuantType::F16 | QuantType::BF16 | QuantType::I8 => return None,
+        QuantType::F32 | QuantType::F16 | QuantType::BF16 | QuantType::I8 | QuantType::I32 => return None,
     })
 }
 

@@ -131,7 +131,7 @@ fn floats_kernel(ty: QuantType, is_one: bool) -> Option<(&'static str, usize)> {
         (QuantType::Q6_K, _) => ("matmul_q6_k_floats_1", 1),
         (QuantType::IQ2_XXS, _) => ("matmul_iq2_xxs_floats_1", 1),
         (QuantType::MXFP4, _) => ("matmul_mxfp4_floats_1", 1),
-        (QuantType::I8, _) => return None,
+        (QuantType::I8 | QuantType::I32, _) => return None,
     })
 }
 

@@ -14,6 +14,7 @@ pub(super) mod hc_expand;
 pub(super) mod index_scores;
 pub(super) mod matmul;
 pub(super) mod move_rows;
+pub(super) mod pool_groups;
 pub(super) mod pool_pairs;
 pub(super) mod rms_norm;
 pub(super) mod rope;
@@ -22,6 +23,7 @@ pub(super) mod route;
 pub(super) mod select_rows;
 pub(super) mod store_rows;
 pub(super) mod swiglu;
+pub(super) mod weigh_experts;
 
 use super::device::Device;
 use super::memory::{CudaBuf, CudaIds};

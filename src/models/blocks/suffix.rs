@@ -1,8 +1,7 @@
-//! Which rows of a sweep each layer has to compute (spec 3.13): behind the last layer that makes compressed rows, only those that can
+//! Which rows of a sweep each layer has to compute (spec deepseek-v41, 3.13): behind the last layer that makes compressed rows, only those that can
 //! still be seen. Pure arithmetic; never approximates. Surprising fact: a window of `w` rows makes each layer need `w - 1` more rows than
 //! the one behind it, so the rows that are left out form a triangle.
 
-use super::config::Config;
 use crate::models::state::ROLLBACK_ROWS;
 
 /// Work of one layer, as first rows of a sweep; all end at its last row. Rising from field to field.
@@ -31,15 +30,14 @@ pub struct Suffix {
 
 impl Suffix {
     /// All rows of all layers.
-    pub fn none(config: &Config, rows: usize) -> Self {
-        Self { rows, layers: vec![LayerRows::ALL; config.layers.len()], reach: rows }
+    pub fn none(layers: usize, rows: usize) -> Self {
+        Self { rows, layers: vec![LayerRows::ALL; layers], reach: rows }
     }
 
     /// The rows of a sweep of `rows` that the last `seen` outputs and all later tokens depend on, also after up to [`ROLLBACK_ROWS`] of its
-    /// rows were taken back.
-    pub fn exact(config: &Config, rows: usize, seen: usize) -> Self {
-        let makes_rows: Vec<bool> = config.layers.iter().map(|plan| plan.makes_rows).collect();
-        Self::of(&makes_rows, config.window, rows, (seen, ROLLBACK_ROWS))
+    /// rows were taken back, in a model of which these layers make compressed rows.
+    pub fn exact(makes_rows: &[bool], window: usize, rows: usize, seen: usize) -> Self {
+        Self::of(makes_rows, window, rows, (seen, ROLLBACK_ROWS))
     }
 
     fn of(makes_rows: &[bool], window: usize, rows: usize, (seen, back): (usize, usize)) -> Self {
