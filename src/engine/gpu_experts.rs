@@ -216,6 +216,14 @@ impl ExpertSupply<CudaBackend> for GpuExperts {
         self.slots.min(self.inner.lease_max())
     }
 
+    fn sweep_max(&self) -> usize {
+        self.slots.min(self.inner.sweep_max())
+    }
+
+    fn favour(&self, layer: LayerIdx, ids: &[ExpertIdx]) {
+        self.inner.favour(layer, ids);
+    }
+
     fn request(
         &self,
         layer: LayerIdx,
