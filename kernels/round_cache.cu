@@ -38,37 +38,45 @@ __device__ __forceinline__ float e2m1(float x) {
     return copysignf(r, x);
 }
 
-enum Format { FP8_BLOCK32 = 0, FP4_BLOCK32 = 1, FP4_BLOCK16 = 2 };
+enum Format { FP8 = 0, FP4_BLOCK32 = 1, FP4_BLOCK16 = 2 };
 
-template <int FORMAT, int BLOCK>
-__device__ void round_block(float *v) {
+template <int FORMAT>
+__device__ void round_block(float *v, int count) {
     float most = 0.0f;
     bool finite = true;
-    for (int i = 0; i < BLOCK; i++) {
+    for (int i = 0; i < count; i++) {
         most = fmaxf(most, fabsf(v[i]));
         finite = finite && isfinite(v[i]);
     }
     if (!finite) {
-        for (int i = 0; i < BLOCK; i++) v[i] = __uint_as_float(0x7fc00000u);
+        for (int i = 0; i < count; i++) v[i] = __uint_as_float(0x7fc00000u);
         return;
     }
-    if (FORMAT == FP8_BLOCK32) {
+    if (FORMAT == FP8) {
         int k = ceil_ratio_log2(fmaxf(most, 1e-4f), 1.75f, 8);
         float scale = exp2i(k), inverse = exp2i(-k);
-        for (int i = 0; i < BLOCK; i++) v[i] = e4m3(fminf(fmaxf(v[i] * inverse, -448.0f), 448.0f)) * scale;
+        for (int i = 0; i < count; i++) v[i] = e4m3(fminf(fmaxf(v[i] * inverse, -448.0f), 448.0f)) * scale;
     } else if (FORMAT == FP4_BLOCK32) {
         float scale = exp2i(ceil_ratio_log2(fmaxf(most, 6.0f * exp2i(-126)), 1.5f, 2));
-        for (int i = 0; i < BLOCK; i++) v[i] = e2m1(v[i] / scale) * scale;
+        for (int i = 0; i < count; i++) v[i] = e2m1(v[i] / scale) * scale;
     } else {
         float scale = e4m3(fmaxf(most, 6.0f * exp2i(-9)) / 6.0f);
-        for (int i = 0; i < BLOCK; i++) v[i] = e2m1(v[i] / scale) * scale;
+        for (int i = 0; i < count; i++) v[i] = e2m1(v[i] / scale) * scale;
     }
 }
 
 extern "C" __global__ void round_cache(float *x, int blocks, int format) {
     int at = blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= blocks) return;
-    if (format == FP8_BLOCK32) round_block<FP8_BLOCK32, 32>(x + (size_t)at * 32);
-    if (format == FP4_BLOCK32) round_block<FP4_BLOCK32, 32>(x + (size_t)at * 32);
-    if (format == FP4_BLOCK16) round_block<FP4_BLOCK16, 16>(x + (size_t)at * 16);
+    if (format == FP8) round_block<FP8>(x + (size_t)at * 32, 32);
+    if (format == FP4_BLOCK32) round_block<FP4_BLOCK32>(x + (size_t)at * 32, 32);
+    if (format == FP4_BLOCK16) round_block<FP4_BLOCK16>(x + (size_t)at * 16, 16);
+}
+
+// The first `rounded` values of each row of `width`, in blocks of 64 of which the last may be shorter.
+extern "C" __global__ void round_heads(float *x, int rows, int width, int rounded) {
+    int at = blockIdx.x * blockDim.x + threadIdx.x, blocks = (rounded + 63) / 64;
+    if (at >= rows * blocks) return;
+    int first = at % blocks * 64;
+    round_block<FP8>(x + (size_t)(at / blocks) * width + first, min(64, rounded - first));
 }

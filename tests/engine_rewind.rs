@@ -44,8 +44,10 @@ fn a_rewound_timeline_goes_on_as_if_nothing_had_been() {
     for (frontier, dropped, is_free) in [
         (60, 1, true),
         (60, CHUNK, true),
-        (60, CHUNK + 1, false),
-        (61, 3, false),
+        (60, CHUNK + 1, true),
+        (60, CHUNK + 2, false),
+        (61, 3, true),
+        (61, 9, false),
         (48, 70, false),
         (2, 9, true),
         (60, 0, true),

@@ -5,7 +5,7 @@ use ds4::quant::{QuantError, QuantType, dequantize_row};
 use proptest::prelude::*;
 
 fn numeric() -> impl Strategy<Value = QuantType> {
-    prop::sample::select(QuantType::ALL.into_iter().filter(|t| *t != QuantType::I8).collect::<Vec<_>>())
+    prop::sample::select(QuantType::ALL.into_iter().filter(|t| t.is_numeric()).collect::<Vec<_>>())
 }
 
 proptest! {

@@ -106,6 +106,17 @@ pub trait Backend: Sized + Send + Sync + 'static {
     fn download(&self, src: &Self::Buf, at: usize, dst: &mut [f32]) -> Result<(), BackendError>;
     /// Device to host, ids; waits for the ops before it.
     fn download_ids(&self, src: &Self::Ids, at: usize, dst: &mut [i32]) -> Result<(), BackendError>;
+    /// Whether ops return before they have run, so that work queued between [`Self::ask_ids`] and [`Self::take_ids`] hides the wait.
+    const IS_QUEUED: bool = false;
+    /// Asks for the first `len` ids of `src` as the ops so far leave them. One question at a time.
+    fn ask_ids(&self, src: &Self::Ids, len: usize) -> Result<(), BackendError> {
+        let _ = (src, len);
+        Ok(())
+    }
+    /// The answer to [`Self::ask_ids`], whose `src` did not change since; waits for the ops before the question, not for later ones.
+    fn take_ids(&self, src: &Self::Ids, dst: &mut [i32]) -> Result<(), BackendError> {
+        self.download_ids(src, 0, dst)
+    }
     /// Device to device: `len` values.
     fn copy(
         &self,
@@ -155,6 +166,9 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Gated pooling of neighbouring tokens; returns how many pairs closed (rows of `out`).
     fn pool_pairs(&self, op: ops::PoolPairs<'_, Self>, out: ops::PairsOut<'_, Self>) -> Result<usize, BackendError>;
 
+    /// `out = [groups.len(), width]`: gated pooling of groups of tokens.
+    fn pool_groups(&self, op: ops::PoolGroups<'_, Self>, out: &mut Self::Buf) -> Result<(), BackendError>;
+
     /// Hyper-connection coefficients from the raw mix.
     fn hc_coefficients(&self, op: ops::HcCoefficients<'_, Self>, out: ops::HcOut<'_, Self>)
     -> Result<(), BackendError>;
@@ -175,6 +189,8 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// `ids = weights = [rows, k]`: chosen experts by falling biased score.
     fn route(&self, op: ops::Route<'_, Self>, ids: &mut Self::Ids, weights: &mut Self::Buf)
     -> Result<(), BackendError>;
+    /// `weights = [rows, k]` of experts that are known.
+    fn weigh_experts(&self, op: ops::WeighExperts<'_, Self>, weights: &mut Self::Buf) -> Result<(), BackendError>;
     /// `out = [range.len(), width]`: the rows named by `indices[range]`.
     fn gather_rows(&self, op: ops::MoveRows<'_, Self>, out: &mut Self::Buf) -> Result<(), BackendError>;
     /// Row `i` of `src` goes to row `indices[range.start + i]` of `dst`.

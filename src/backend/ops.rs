@@ -74,12 +74,15 @@ pub enum CacheFormat {
     Fp4Block32,
     /// E2M1 with an E4M3 scale for each 16 values.
     Fp4Block16,
+    /// E4M3 with a power-of-two scale for each 64 values of a row, the last block of a row being what is left; rows are `width` values, of
+    /// which the last `tail` stay as they are.
+    Fp8Heads { width: usize, tail: usize },
 }
 
 /// Rounding of freshly computed cache rows.
 pub struct RoundCache {
     pub format: CacheFormat,
-    /// Values from the start of the buffer, whole blocks.
+    /// Values from the start of the buffer, whole blocks or rows.
     pub values: usize,
 }
 
@@ -116,6 +119,23 @@ pub struct PairsOut<'a, B: Backend> {
     pub open_values: &'a mut B::Buf,
     /// `[width]`, likewise.
     pub open_gates: &'a mut B::Buf,
+}
+
+/// Softmax-gated sum of the tokens of a group, channel by channel. Group `n` covers the positions from `n * ratio` on; one that overlaps
+/// also takes the positions of the group before it, from the first half of their rows, and its own from the second half.
+pub struct PoolGroups<'a, B: Backend> {
+    /// `[slots, row]`, a ring: position `p` is in slot `p mod slots`. `row` is `width`, or twice that with overlap.
+    pub values: &'a B::Buf,
+    /// `[slots, row]`, likewise.
+    pub gates: &'a B::Buf,
+    /// `[ratio, row]`: added to the gates, by position in the group.
+    pub bias: &'a B::Buf,
+    pub slots: usize,
+    pub width: usize,
+    pub ratio: usize,
+    pub overlaps: bool,
+    /// Groups that are complete; row 0 of the output is the first of them.
+    pub groups: Range<usize>,
 }
 
 /// From raw mix values to coefficients: norm factor, scale, base, sigmoid, Sinkhorn.
@@ -272,6 +292,21 @@ pub struct Route<'a, B: Backend> {
     pub logits: &'a B::Buf,
     /// `[experts]`.
     pub bias: &'a B::Buf,
+    pub rows: usize,
+    pub experts: usize,
+    pub k: usize,
+    /// Factor of the weights.
+    pub scale: f32,
+    /// Whether weights are divided by their sum.
+    pub normalise: bool,
+}
+
+/// Weights of experts that are known without a choice: as those of [`Route`].
+pub struct WeighExperts<'a, B: Backend> {
+    /// `[rows, experts]`.
+    pub logits: &'a B::Buf,
+    /// `[rows, k]`.
+    pub ids: &'a B::Ids,
     pub rows: usize,
     pub experts: usize,
     pub k: usize,

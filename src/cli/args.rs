@@ -24,6 +24,8 @@ pub struct Cli {
     #[command(flatten)]
     pub prompt: PromptArgs,
     #[command(flatten)]
+    pub session: SessionArgs,
+    #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]
     pub thinking: ThinkingArgs,
@@ -94,6 +96,21 @@ pub struct PromptArgs {
     /// Most tokens to generate [default: until the model stops or the context is full]
     #[arg(short = 'n', long, value_name = "N")]
     pub tokens: Option<u32>,
+}
+
+/// Conversations that outlive the process.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Session")]
+pub struct SessionArgs {
+    /// Go on with a session that --save-session or /save wrote
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["perplexity_file", "decode_consistency", "dump_logits"])]
+    pub load_session: Option<PathBuf>,
+    /// Save conversation and state at the end, to go on without computing them again
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["perplexity_file", "decode_consistency"])]
+    pub save_session: Option<PathBuf>,
+    /// Places that an interactive session can go back to without computing them again
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(0..=64), conflicts_with_all = ["prompt", "prompt_file", "tokens_file", "perplexity_file"])]
+    pub rewind_points: u32,
 }
 
 /// How the next token is chosen.
@@ -301,6 +318,13 @@ impl Cli {
     /// What [`refuse`] tells the user, which includes help and version.
     pub fn from_process_args() -> Result<Self, clap::Error> {
         Self::try_parse_from(rewrite(std::env::args_os()))
+    }
+
+    /// Whether the flags leave what to say to an interactive session.
+    pub fn is_interactive(&self) -> bool {
+        let prompt = &self.prompt;
+        let files = [&prompt.prompt_file, &prompt.tokens_file, &self.diagnosis.perplexity_file];
+        prompt.prompt.is_none() && files.iter().all(|file| file.is_none())
     }
 }
 

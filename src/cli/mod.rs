@@ -18,6 +18,7 @@ pub mod repl;
 pub mod repl_command;
 pub mod report;
 pub mod run;
+pub mod session_file;
 pub mod snapshot_file;
 pub mod tasks;
 pub mod trace_file;

@@ -12,13 +12,15 @@ use crate::cli::args::Cli;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::{self, note};
 use crate::cli::repl_command::{self, COMMANDS, Line};
-use crate::cli::run::{from_generate, from_session, write_stats};
+use crate::cli::run::{answer_message, from_generate, from_session, write_stats};
+use crate::cli::session_file::{self, Talk};
 use crate::cli::trace_file::TraceFile;
 use crate::cli::watch::RunWatcher;
 use crate::cli::{CliError, input, report};
 use crate::engine::Engine;
 use crate::engine::stats::{RunStats, Timings};
-use crate::models::Want;
+use crate::models::{ModelRunner, Want};
+use crate::session::checkpoint::Checkpoint;
 use crate::session::generate::{Ended, GenerateOptions, generate};
 use crate::session::prompt::PromptFormat;
 use crate::session::sampler::Sampler;
@@ -48,7 +50,7 @@ pub fn run(
     cli: &Cli,
     engine: &Engine,
     mut editor: DefaultEditor,
-    sampler: Sampler,
+    (sampler, saved): (Sampler, Option<Checkpoint>),
     interrupt: &Interrupt,
 ) -> Result<(), CliError> {
     let history = history_path();
@@ -59,6 +61,7 @@ pub fn run(
     let trace = cli.diagnosis.trace_routes.as_deref();
     let recording = trace.map(|path| TraceFile::begin(path, engine)).transpose()?;
     let mut repl = Repl::new(cli, engine, sampler, interrupt)?;
+    saved.map_or(Ok(()), |saved| repl.restore(saved))?;
     note("type a message, or /help");
     let mut unreadable = 0;
     loop {
@@ -98,6 +101,7 @@ pub fn run(
         recording.finish(path, engine)?;
     }
     write_stats(cli, &repl.stats())?;
+    repl.save_at_the_end()?;
     if interrupt.is_terminated() { Err(CliError::failed("interrupted")) } else { Ok(()) }
 }
 
@@ -122,10 +126,65 @@ impl<'a> Repl<'a> {
     fn new(cli: &'a Cli, engine: &'a Engine, sampler: Sampler, interrupt: &'a Interrupt) -> Result<Self, CliError> {
         let arch = engine.prepared.config.arch();
         let format = PromptFormat::of(engine.tokenizer(), arch).map_err(CliError::failed)?;
-        let timeline = Some(Timeline::new(engine.runner().map_err(CliError::failed)?));
+        let timeline = Some(timeline(engine, engine.runner().map_err(CliError::failed)?));
         let (messages, timings) = (system_messages(cli), Timings::default());
         let level = cli.thinking.level();
         Ok(Self { cli, engine, format, sampler, interrupt, timeline, messages, level, timings })
+    }
+
+    fn at_hand(&mut self) -> Result<&mut Timeline, CliError> {
+        self.timeline.as_mut().ok_or_else(|| CliError::Failed("no context; use /ctx N".into()))
+    }
+
+    fn save(&mut self, path: &Path) -> Result<(), CliError> {
+        let talk = Talk { messages: Some(self.messages.clone()), level: self.level };
+        let (cli, engine) = (self.cli, self.engine);
+        let timeline = self.timeline.as_mut().ok_or_else(|| CliError::Failed("no context; use /ctx N".into()))?;
+        session_file::save((cli, engine, path), timeline, &talk, &self.sampler)
+    }
+
+    fn save_at_the_end(&mut self) -> Result<(), CliError> {
+        let Some(path) = &self.cli.session.save_session else { return Ok(()) };
+        if self.at_hand()?.tokens().is_empty() {
+            note("note: nothing was said, so no session is saved");
+            return Ok(());
+        }
+        self.save(path)
+    }
+
+    fn load(&mut self, path: &Path) -> Result<(), CliError> {
+        let saved = session_file::open(path)?;
+        session_file::check_prompt(&saved, None)?;
+        self.restore(saved)
+    }
+
+    fn restore(&mut self, saved: Checkpoint) -> Result<(), CliError> {
+        let (cli, engine) = (self.cli, self.engine);
+        let timeline = self.timeline.as_mut().ok_or_else(|| CliError::Failed("no context; use /ctx N".into()))?;
+        let talk = session_file::restore((cli, engine), saved, timeline, &mut self.sampler)?;
+        self.messages = talk.messages.unwrap_or_default();
+        self.level = talk.level;
+        Ok(())
+    }
+
+    /// Forgets the last `count` questions and what was answered. The state goes back as far as that costs nothing; the next answer computes
+    /// the rest.
+    fn rewind(&mut self, count: usize) -> Result<(), CliError> {
+        let questions = self.messages.iter().enumerate().filter(|(_, m)| m.role == Role::User).map(|(at, _)| at);
+        let questions: Vec<usize> = questions.collect();
+        let Some(first) = questions.len().checked_sub(count).map(|at| questions[at]) else {
+            let there = questions.len();
+            return Err(CliError::Usage(format!(
+                "/rewind {count}: there are {there} questions; /clear forgets them all"
+            )));
+        };
+        self.messages.truncate(first);
+        let before = self.format.encode(self.engine.tokenizer(), &self.messages, self.level).unwrap_or_default();
+        let timeline = self.at_hand()?;
+        timeline.keep_shared(&before).map_err(from_session)?;
+        let kept = timeline.tokens().len();
+        note(&format!("{} questions are left, {kept} tokens of the state", questions.len() - count));
+        Ok(())
     }
 
     fn handle(&mut self, line: &str) -> Result<Flow, CliError> {
@@ -144,6 +203,9 @@ impl<'a> Repl<'a> {
             Line::Stats => report::print(&self.stats()),
             Line::Clear => self.clear(),
             Line::Regen => self.regenerate()?,
+            Line::Save(path) => self.save(&path)?,
+            Line::Load(path) => self.load(&path)?,
+            Line::Rewind(count) => self.rewind(count as usize)?,
         }
         Ok(Flow::Continue)
     }
@@ -198,9 +260,9 @@ impl<'a> Repl<'a> {
         }
         output::line("").map_err(CliError::output)?;
         interrupt.clear();
-        let (reasoning, content) = split_reasoning(&answer.text);
-        self.messages.push(Message { reasoning, ..Message::new(Role::Assistant, content) });
+        self.messages.push(answer_message(&answer.text));
         self.timings.prompt_tokens += tokens.len() as u64;
+        self.timings.reused_tokens += sync.reused as u64;
         self.timings.prefill_tokens += sync.computed as u64;
         self.timings.prefill += sync.elapsed;
         self.timings.generated_tokens += answer.tokens.len() as u64;
@@ -237,14 +299,14 @@ impl<'a> Repl<'a> {
         let old = self.timeline.take().map_or(0, |t| t.ctx());
         match self.engine.runner_with_ctx(ctx) {
             Ok(runner) => {
-                self.timeline = Some(Timeline::new(runner));
+                self.timeline = Some(timeline(self.engine, runner));
                 self.messages = system_messages(self.cli);
                 note(&format!("context of {ctx} tokens; the conversation is forgotten"));
                 Ok(())
             }
             Err(error) => {
                 let runner = self.engine.runner_with_ctx(old).map_err(CliError::failed)?;
-                self.timeline = Some(Timeline::new(runner));
+                self.timeline = Some(timeline(self.engine, runner));
                 Err(CliError::failed(error))
             }
         }
@@ -272,21 +334,7 @@ fn system_messages(cli: &Cli) -> Vec<Message> {
     cli.prompt.system.iter().map(|text| Message::new(Role::System, text.as_str())).collect()
 }
 
-/// Reasoning and answer of a generated text, whose opening tag was part of the prompt.
-fn split_reasoning(text: &str) -> (Option<String>, String) {
-    match text.split_once("</think>") {
-        Some((reasoning, answer)) => (Some(reasoning.to_owned()), answer.to_owned()),
-        None => (None, text.to_owned()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reasoning_is_told_from_the_answer() {
-        assert_eq!(split_reasoning("hm</think>\n\nyes"), (Some("hm".into()), "\n\nyes".into()));
-        assert_eq!(split_reasoning("yes"), (None, "yes".into()));
-    }
+/// A timeline over `runner` that can go back.
+fn timeline(engine: &Engine, runner: Box<dyn ModelRunner>) -> Timeline {
+    Timeline::with_images(runner, engine.prepared.rewind_points)
 }

@@ -23,6 +23,12 @@ pub enum Line {
     Stats,
     Clear,
     Regen,
+    /// Save the session.
+    Save(PathBuf),
+    /// Go on with a saved session.
+    Load(PathBuf),
+    /// Forget this many of the last questions and their answers.
+    Rewind(u32),
 }
 
 /// The commands, as `/help` prints them and as completion offers them.
@@ -37,6 +43,9 @@ pub const COMMANDS: &[(&str, &str)] = &[
     ("/stats", "counters since the start"),
     ("/clear", "forget the conversation"),
     ("/regen", "answer the last message again"),
+    ("/rewind [N]", "forget the last N questions and their answers (default 1)"),
+    ("/save FILE", "save the session"),
+    ("/load FILE", "go on with a saved session"),
 ];
 
 /// Reads one line.
@@ -74,6 +83,14 @@ pub fn parse(line: &str) -> Result<Line, String> {
             Ok(tokens) if tokens > 0 => Ok(Line::Ctx(tokens)),
             _ => Err(format!("/ctx takes a number of tokens, not `{argument}`")),
         },
+        "/rewind" if argument.is_empty() => Ok(Line::Rewind(1)),
+        "/rewind" => match argument.parse::<u32>() {
+            Ok(count) if count > 0 => Ok(Line::Rewind(count)),
+            _ => Err(format!("/rewind takes a number of questions, not `{argument}`")),
+        },
+        "/save" | "/load" if argument.is_empty() => Err(format!("{name} takes a file name")),
+        "/save" => Ok(Line::Save(PathBuf::from(argument))),
+        "/load" => Ok(Line::Load(PathBuf::from(argument))),
         "/read" if argument.is_empty() => Err("/read takes a file name".into()),
         "/read" => Ok(Line::Read(PathBuf::from(argument))),
         _ => Err(format!("no command {name}; /help lists them, // sends a line that begins with a slash")),
@@ -99,6 +116,10 @@ mod tests {
             ("/ctx 4096", Line::Ctx(4096)),
             ("/read a file.txt", Line::Read("a file.txt".into())),
             ("/regen", Line::Regen),
+            ("/rewind", Line::Rewind(1)),
+            ("/rewind 3", Line::Rewind(3)),
+            ("/save a b.ds4", Line::Save("a b.ds4".into())),
+            ("/load x", Line::Load("x".into())),
         ];
         for (line, meaning) in cases {
             assert_eq!(parse(line).as_ref(), Ok(meaning), "{line:?}");
@@ -107,7 +128,20 @@ mod tests {
 
     #[test]
     fn mistakes_are_named() {
-        for line in ["/quti", "/think 101", "/think x", "/ctx", "/ctx 0", "/ctx -1", "/read", "/clear now"] {
+        for line in [
+            "/quti",
+            "/think 101",
+            "/think x",
+            "/ctx",
+            "/ctx 0",
+            "/ctx -1",
+            "/read",
+            "/clear now",
+            "/rewind 0",
+            "/rewind x",
+            "/save",
+            "/load ",
+        ] {
             assert!(parse(line).is_err(), "{line:?}");
         }
     }

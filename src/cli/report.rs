@@ -10,6 +10,10 @@ use crate::units::Bytes;
 /// Lines of the report.
 pub fn lines(stats: &RunStats) -> Vec<String> {
     let mut lines = vec![format!("prefill: {:.2} t/s, generation: {:.2} t/s", stats.prefill_tps, stats.decode_tps)];
+    if stats.reused_tokens > 0 {
+        let (reused, all) = (stats.reused_tokens, stats.prompt_tokens);
+        lines.push(format!("prompt: {reused} of {all} tokens were in the state already"));
+    }
     if stats.sweeps.sweeps > 0 {
         let SweepCounts { sweeps, rows, layer_rows, layer_rows_skipped } = stats.sweeps;
         lines.push(format!(

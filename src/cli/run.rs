@@ -10,6 +10,7 @@ use crate::cli::interrupt::Interrupt;
 use crate::cli::logits_file::LogitsFile;
 use crate::cli::logprobs_file::{LogprobsFile, write_json};
 use crate::cli::open::{engine_options, open};
+use crate::cli::session_file::{self, Talk};
 use crate::cli::snapshot_file::SnapshotFile;
 use crate::cli::trace_file::TraceFile;
 use crate::cli::watch::RunWatcher;
@@ -18,6 +19,7 @@ use crate::cli::{CliError, doctor, output, repl, report, tasks};
 use crate::engine::Engine;
 use crate::engine::stats::{RunStats, Timings};
 use crate::models::Want;
+use crate::session::checkpoint::Checkpoint;
 use crate::session::generate::{Answer, Ended, GenerateError, GenerateOptions, generate};
 use crate::session::prompt::PromptFormat;
 use crate::session::sampler::{Sampler, SamplerParams};
@@ -33,7 +35,8 @@ use crate::units::TokenId;
 /// One sentence for the user, with the exit code's kind.
 pub fn run(cli: &Cli) -> Result<(), CliError> {
     let sampler = sampler(cli)?;
-    let options = engine_options(cli)?;
+    let mut options = engine_options(cli)?;
+    options.rewind_points = rewind_points(cli);
     if cli.diagnosis.doctor {
         return doctor::run(cli, &options);
     }
@@ -49,10 +52,11 @@ pub fn run(cli: &Cli) -> Result<(), CliError> {
     }
     let text = cli.diagnosis.perplexity_file.as_deref().map(input::text_file).transpose()?;
     check_outputs(cli, prompt.is_some())?;
+    let saved = cli.session.load_session.as_deref().map(session_file::open).transpose()?;
+    saved.as_ref().map_or(Ok(()), |saved| session_file::check_prompt(saved, prompt.as_ref()))?;
     // The line editor takes SIGINT for itself when it is made; made first, it gets the signal from our handler.
     let editor = (prompt.is_none() && text.is_none()).then(repl::editor).transpose()?;
     let interrupt = Interrupt::listen().map_err(CliError::failed)?;
-    let mut options = options;
     if text.is_some() && options.ctx.is_none() {
         options.ctx = Some(tasks::PERPLEXITY_WINDOW);
     }
@@ -60,17 +64,27 @@ pub fn run(cli: &Cli) -> Result<(), CliError> {
     // Dropped, with a last record, when the task is done.
     let _snapshots = cli.diagnosis.snapshot_file.as_deref().map(|p| snapshots(p, &engine)).transpose()?;
     let done = match (text, prompt, cli.diagnosis.decode_consistency) {
-        (None, None, _) => repl::run(cli, &engine, editor.expect("made above"), sampler, &interrupt),
+        (None, None, _) => repl::run(cli, &engine, editor.expect("made above"), (sampler, saved), &interrupt),
         (Some(text), ..) => tasks::perplexity(cli, &engine, &interrupt, &text),
         (None, Some(prompt), Some(single)) => {
             let tokens = prompt_tokens(cli, engine.tokenizer(), engine.prepared.config.arch(), &prompt)?;
             tasks::consistency(&engine, &interrupt, &tokens, single as usize)
         }
-        (None, Some(prompt), None) => answer_once(cli, &engine, sampler, &interrupt, &prompt),
+        (None, Some(prompt), None) => answer_once(cli, &engine, (sampler, saved), &interrupt, &prompt),
     };
     // What was learned is worth keeping when the run was interrupted, too.
     let saved = save_hotlist(cli, &engine);
     done.and(saved)
+}
+
+/// Frontiers to keep: one answer needs one, and only where a session outlives it. An answer's text may be other tokens when it is read again, or
+/// its reasoning may be left out, so that the place to go on from is the end of the prompt.
+fn rewind_points(cli: &Cli) -> usize {
+    let session = &cli.session;
+    match cli.is_interactive() {
+        true => session.rewind_points as usize,
+        false => usize::from(session.load_session.is_some() || session.save_session.is_some()),
+    }
 }
 
 /// Writes `--save-hotlist`, if asked for and if anything was learned.
@@ -105,6 +119,7 @@ fn check_outputs(cli: &Cli, has_prompt: bool) -> Result<(), CliError> {
         ("--trace-routes", &args.trace_routes),
         ("--snapshot-file", &args.snapshot_file),
         ("--save-hotlist", &cli.streaming.save_hotlist),
+        ("--save-session", &cli.session.save_session),
     ];
     for (flag, path) in written {
         if let Some(path) = path {
@@ -133,14 +148,22 @@ fn sampler(cli: &Cli) -> Result<Sampler, CliError> {
 /// # Errors
 /// Prompts that the model's format refuses.
 pub fn prompt_tokens(cli: &Cli, tokenizer: &Tokenizer, arch: &str, prompt: &Prompt) -> Result<Vec<TokenId>, CliError> {
+    next_tokens(&mut Talk::begin(cli), tokenizer, arch, prompt)
+}
+
+/// The tokens that `prompt` makes of a conversation, which it becomes part of; a prompt of tokens ends the conversation.
+fn next_tokens(talk: &mut Talk, tokenizer: &Tokenizer, arch: &str, prompt: &Prompt) -> Result<Vec<TokenId>, CliError> {
     let text = match prompt {
-        Prompt::Tokens(tokens) => return Ok(tokens.clone()),
+        Prompt::Tokens(tokens) => {
+            talk.messages = None;
+            return Ok(tokens.clone());
+        }
         Prompt::Text(text) => text,
     };
     let format = PromptFormat::of(tokenizer, arch).map_err(CliError::failed)?;
-    let mut messages: Vec<Message> = cli.prompt.system.iter().map(|s| Message::new(Role::System, s.as_str())).collect();
+    let messages = talk.messages.get_or_insert_default();
     messages.push(Message::new(Role::User, text.as_str()));
-    format.encode(tokenizer, &messages, cli.thinking.level()).map_err(CliError::usage)
+    format.encode(tokenizer, messages, talk.level).map_err(CliError::usage)
 }
 
 /// The files that one run may write, opened before anything is computed.
@@ -187,12 +210,16 @@ fn vocab(engine: &Engine) -> usize {
 fn answer_once(
     cli: &Cli,
     engine: &Engine,
-    mut sampler: Sampler,
+    (mut sampler, saved): (Sampler, Option<Checkpoint>),
     interrupt: &Interrupt,
     prompt: &Prompt,
 ) -> Result<(), CliError> {
-    let tokens = prompt_tokens(cli, engine.tokenizer(), engine.prepared.config.arch(), prompt)?;
-    let mut timeline = Timeline::new(engine.runner().map_err(CliError::failed)?);
+    let mut timeline = Timeline::with_images(engine.runner().map_err(CliError::failed)?, engine.prepared.rewind_points);
+    let mut talk = match saved {
+        Some(saved) => session_file::restore((cli, engine), saved, &mut timeline, &mut sampler)?,
+        None => Talk::begin(cli),
+    };
+    let tokens = next_tokens(&mut talk, engine.tokenizer(), engine.prepared.config.arch(), prompt)?;
     let mut dumps = Dumps::open(cli, engine)?;
     let want = if dumps.logits.is_some() { Want::All } else { Want::Last };
     let mut watcher = RunWatcher::new(interrupt).dumping(dumps.logits.as_mut());
@@ -241,6 +268,10 @@ fn answer_once(
     watched?;
     dumps.finish(cli, engine, timeline.tokens())?;
     reported?;
+    if let (Some(path), Some(answer)) = (&cli.session.save_session, &outcome.answer) {
+        talk.messages.iter_mut().for_each(|messages| messages.push(answer_message(&answer.text)));
+        session_file::save((cli, engine, path), &mut timeline, &talk, &sampler)?;
+    }
     match outcome.answer {
         Some(answer) if answer.ended == Ended::Caller => Err(CliError::Failed("interrupted".into())),
         _ => Ok(()),
@@ -262,6 +293,7 @@ impl Outcome {
         let answer = self.answer.as_ref();
         let timings = Timings {
             prompt_tokens: self.prompt_tokens as u64,
+            reused_tokens: self.sync.reused as u64,
             prefill_tokens: self.sync.computed as u64,
             prefill: self.sync.elapsed,
             generated_tokens: answer.map_or(0, |a| a.tokens.len() as u64),
@@ -274,6 +306,16 @@ impl Outcome {
             report::print(&stats);
         }
         write_stats(cli, &stats)
+    }
+}
+
+/// A generated text, whose opening reasoning tag was part of the prompt, as a message.
+pub fn answer_message(text: &str) -> Message {
+    match text.split_once("</think>") {
+        Some((reasoning, answer)) => {
+            Message { reasoning: Some(reasoning.to_owned()), ..Message::new(Role::Assistant, answer) }
+        }
+        None => Message::new(Role::Assistant, text),
     }
 }
 
@@ -299,5 +341,17 @@ pub fn from_generate(error: GenerateError) -> CliError {
     match error {
         GenerateError::Session(error) => from_session(error),
         GenerateError::Sampler(error) => CliError::failed(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasoning_is_told_from_the_answer() {
+        let answer = answer_message("hm</think>\n\nyes");
+        assert_eq!((answer.reasoning.as_deref(), &*answer.content), (Some("hm"), "\n\nyes"));
+        assert_eq!(answer_message("yes"), Message::new(Role::Assistant, "yes"));
     }
 }

@@ -9,6 +9,7 @@ use crate::engine::lookahead::Lookahead;
 use crate::engine::passes::Passes;
 use crate::engine::routes::Routes;
 use crate::models::probe::Probe;
+use crate::models::state::{StateError, StatePart, StateSink, StateSource};
 use crate::models::supply::SupplyError;
 use crate::models::{LogitSink, ModelError, ModelRunner, Progress, RunnerBytes, Want};
 use crate::storage::reader::{FileChange, Reader};
@@ -86,6 +87,24 @@ impl ModelRunner for CheckedRunner {
     fn reset(&mut self) {
         self.session = None;
         self.inner.reset();
+    }
+
+    fn reach(&self, len: usize) -> usize {
+        self.inner.reach(len)
+    }
+
+    fn save_state(&mut self, part: StatePart, sink: &mut dyn StateSink) -> Result<(), StateError> {
+        self.inner.save_state(part, sink)
+    }
+
+    fn load_state(
+        &mut self,
+        part: StatePart,
+        kept: &[TokenId],
+        source: &mut dyn StateSource,
+    ) -> Result<(), StateError> {
+        self.session = None;
+        self.inner.load_state(part, kept, source)
     }
 
     fn rewind(&mut self, kept: &[TokenId]) -> usize {

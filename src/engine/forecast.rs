@@ -7,7 +7,6 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::engine::prepare::Prepared;
-use crate::quant::QuantType;
 use crate::storage::probe::DriveRates;
 use crate::units::Bytes;
 
@@ -71,7 +70,7 @@ impl Forecast {
         let (mut dense_bytes, mut shared_bytes) = (0, 0);
         for tensor in prepared.file.tensors() {
             // Tables are read by row, the embedding by one row a token.
-            let is_row_wise = tensor.ty == QuantType::I8 || tensor.name.starts_with("token_embd");
+            let is_row_wise = !tensor.ty.is_numeric() || tensor.name.starts_with("token_embd");
             if is_row_wise || tensor.name.contains("_exps.") {
                 continue;
             }

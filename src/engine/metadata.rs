@@ -26,9 +26,12 @@ impl MetadataView for FileMetadata<'_> {
             Value::F64(v) => MetaValue::Float(*v as f32),
             Value::Bool(v) => MetaValue::Bool(*v),
             Value::Str(v) => MetaValue::Text(v),
-            Value::Array(array) => match unsigned(array) {
-                Some(values) => MetaValue::Uints(values),
-                None => MetaValue::Other(value.type_name()),
+            Value::Array(array) => match (unsigned(array), array) {
+                (Some(values), _) => MetaValue::Uints(values),
+                (None, Array::F32(values)) => MetaValue::Floats(values.clone()),
+                (None, Array::F64(values)) => MetaValue::Floats(values.iter().map(|v| *v as f32).collect()),
+                (None, Array::Str(texts)) => MetaValue::Texts(texts.len()),
+                (None, _) => MetaValue::Other(value.type_name()),
             },
         })
     }

@@ -11,6 +11,7 @@ mod gpu;
 #[cfg(feature = "cuda")]
 mod gpu_experts;
 pub mod hotlist;
+pub mod known;
 pub mod lookahead;
 pub mod metadata;
 pub mod observe;
@@ -59,6 +60,7 @@ use checked_runner::CheckedRunner;
 use device::{Chosen, On, Placed};
 use forecast::Forecast;
 use hotlist::{Hotlist, HotlistError};
+use known::{KnownExperts, KnownStats};
 use lookahead::{Lookahead, LookaheadStats};
 use metadata::FileMetadata;
 use options::{EngineOptions, LookaheadMode};
@@ -167,6 +169,7 @@ pub struct Engine {
     routes: Routes,
     passes: Arc<Passes>,
     lookahead: Option<Arc<Lookahead>>,
+    known: Option<Arc<KnownExperts>>,
     /// An earlier list at the place where this run's popularity will be saved.
     older_hotlist: Option<Hotlist>,
     /// Experts and bytes that a preload has read.
@@ -193,7 +196,7 @@ impl Engine {
         let seat = Seat::take(options, &prepared, threads, &source)?;
         let forecast = Forecast::of(&prepared).with_memory(seat.memory_gb_per_s(loaded.all()));
         let layers = prepared.layout.experts.clone();
-        let mut lookahead = None;
+        let (mut lookahead, mut known) = (None, None);
         let (mut preloaded, mut routes) = ((0, Bytes(0)), Routes::without_verdict());
         // A GPU's own tier hears of every request and tells; the cache below it sees only some.
         let is_upper_tier = !matches!(seat, Seat::Cpu(..));
@@ -211,6 +214,7 @@ impl Engine {
             let mode = options.lookahead.resolve(!is_upper_tier && forecast.is_read_ahead_worth_it());
             lookahead = make_lookahead(mode, &prepared, &cache);
             let experts = StreamedExperts::new(Arc::clone(&cache), layers, lookahead.clone());
+            known = Some(Arc::clone(experts.known()));
             (Arc::new(experts), Some(cache))
         } else {
             let told = if is_upper_tier { Routes::without_verdict() } else { routes.clone() };
@@ -226,6 +230,7 @@ impl Engine {
             routes,
             passes: Arc::default(),
             lookahead,
+            known,
             older_hotlist,
             preloaded,
             forecast,
@@ -261,7 +266,8 @@ impl Engine {
         let plan = self.plan();
         let products = prepare::product_shapes(&self.prepared.file, self.prepared.config.as_ref(), &options);
         let device = matmul::scratch_bytes(self.prepared.arithmetic, &products);
-        let needed = bytes.kv.saturating_add(bytes.scratch).saturating_add(device);
+        let frontiers = prepare::frontiers(self.prepared.rewind_points, self.prepared.config.as_ref());
+        let needed = bytes.kv.saturating_add(bytes.scratch).saturating_add(device).saturating_add(frontiers);
         // Half of what the plan left to the system may still be taken without hurting it.
         let room = plan.kv.0 + plan.scratch.0 + plan.spare.0 / 2;
         if needed > room {
@@ -348,6 +354,11 @@ impl Engine {
     /// What the lookahead did; `None` when there is none.
     pub fn lookahead(&self) -> Option<LookaheadStats> {
         self.lookahead.as_ref().map(|lookahead| lookahead.stats())
+    }
+
+    /// What became of experts that follow from token ids; `None` where there are none or nothing is streamed.
+    pub fn known(&self) -> Option<KnownStats> {
+        self.known.as_ref().and_then(|known| known.stats())
     }
 
     /// The reader of the model file.

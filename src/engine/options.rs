@@ -117,6 +117,8 @@ pub struct EngineOptions {
     pub decoder_suffix: bool,
     /// Leave the rounding of cached rows out.
     pub kv_exact: bool,
+    /// Frontiers that a session may keep to go back to: memory that the plan sets aside.
+    pub rewind_points: usize,
     /// Keep experts on the drive.
     pub is_streaming: bool,
     /// Cache budget; `None` for the automatic one.
@@ -161,6 +163,7 @@ impl EngineOptions {
             sweep: None,
             decoder_suffix: true,
             kv_exact: false,
+            rewind_points: 0,
             is_streaming: false,
             budget: None,
             policy: "auto".into(),

@@ -44,6 +44,8 @@ pub struct Prepared {
     pub config: Box<dyn ModelConfig>,
     pub tokenizer: Tokenizer,
     pub runner: RunnerOptions,
+    /// Frontiers that a session may keep to go back to.
+    pub rewind_points: usize,
     /// The products of a pass, for the memory that the device keeps for them.
     pub(super) products: Vec<ProductShape>,
     pub plan: Plan,
@@ -135,6 +137,7 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
         config,
         tokenizer,
         runner,
+        rewind_points: options.rewind_points,
         products,
         plan,
         chosen,
@@ -321,12 +324,17 @@ fn plan_sweeps(
 /// The products of a pass with the types that the file has. A tensor that is missing is an error of the loader.
 pub(super) fn product_shapes(file: &GgufFile, config: &dyn ModelConfig, runner: &RunnerOptions) -> Vec<ProductShape> {
     let types: HashMap<&str, QuantType> = file.tensors().iter().map(|t| (t.name.as_str(), t.ty)).collect();
-    let is_weights = |ty: &QuantType| *ty != QuantType::I8;
+    let is_weights = |ty: &QuantType| ty.is_numeric();
     let shape = |Product { tensor, rows, groups, cols, outputs }| {
         let ty = types.get(tensor.as_str()).copied().filter(is_weights)?;
         Some(ProductShape { ty, rows, groups, cols, outputs })
     };
     config.products(runner).into_iter().filter_map(shape).collect()
+}
+
+/// Memory of the frontiers that a session may keep to go back to.
+pub(super) fn frontiers(rewind_points: usize, config: &dyn ModelConfig) -> u64 {
+    config.frontier_bytes().saturating_mul(rewind_points as u64)
 }
 
 /// Most row-table memory of one pass: all rows of a chunk, and the rows that are kept. The columns of a token are not known here, so the count comes from the
@@ -356,7 +364,7 @@ fn make_plan(
         resident: layout.resident_bytes,
         ctx: runner.ctx as u64,
         sweep: runner.sweep_rows() as u64,
-        kv: Bytes(bytes.kv),
+        kv: Bytes(bytes.kv.saturating_add(frontiers(options.rewind_points, config))),
         scratch: Bytes(bytes.scratch.saturating_add(device).saturating_add(lookahead)),
         staging: Bytes(staging(runner, config, rows).saturating_add(verify_bytes)),
         prefill_reserve: Bytes(0),
@@ -391,6 +399,7 @@ pub(super) fn tensors_to_load(file: &GgufFile, layout: &Layout, is_streaming: bo
         .iter()
         .enumerate()
         .filter(|(index, t)| layout.resident.contains(index) || (!is_streaming && is_expert(&t.name)))
+        .filter(|(index, _)| !layout.drafting.contains(index))
         .map(|(_, t)| TensorExtent {
             name: t.name.clone(),
             extent: crate::storage::layout::Extent { offset: t.offset, len: t.bytes },

@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::engine::Engine;
 use crate::engine::advice::Advice;
 use crate::engine::forecast::{Achieved, DecodeSums, Forecast};
+use crate::engine::known::KnownStats;
 use crate::engine::lookahead::LookaheadStats;
 use crate::models::SweepCounts;
 use crate::obs::{ReadSnapshot, RowSnapshot, VerifyCounters, VerifySnapshot};
@@ -20,6 +21,8 @@ use crate::sys;
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Timings {
     pub prompt_tokens: u64,
+    /// Prompt tokens that were in the state already.
+    pub reused_tokens: u64,
     /// Prompt tokens that were computed, not found in the state.
     pub prefill_tokens: u64,
     pub prefill: Duration,
@@ -77,6 +80,8 @@ pub struct RunStats {
     pub backend: &'static str,
     pub ctx: u64,
     pub prompt_tokens: u64,
+    /// Of those, how many were in the state already and cost nothing.
+    pub reused_tokens: u64,
     pub generated_tokens: u64,
     pub prefill_tps: f64,
     pub decode_tps: f64,
@@ -105,6 +110,8 @@ pub struct RunStats {
     pub preload_hits: u64,
     /// What reading ahead did; absent when it is off.
     pub lookahead: Option<LookaheadStats>,
+    /// Experts that token ids name; absent for models without such layers and when nothing is streamed.
+    pub known_experts: Option<KnownStats>,
     /// What another budget would have done; absent when not streaming and in very long runs.
     pub advice: Option<Advice>,
     /// Bytes of experts read on demand.
@@ -166,6 +173,7 @@ impl RunStats {
             backend: engine.backend_name(),
             ctx: ctx as u64,
             prompt_tokens: timings.prompt_tokens,
+            reused_tokens: timings.reused_tokens,
             generated_tokens: timings.generated_tokens,
             prefill_tps: timings.prefill_tps(),
             decode_tps: timings.decode_tps(),
@@ -190,6 +198,7 @@ impl RunStats {
             preload_used: cache.preload_used,
             preload_hits: cache.preload_hits,
             lookahead: engine.lookahead(),
+            known_experts: engine.known(),
             advice: engine.advice(),
             expert_read_bytes: both.read_bytes,
             expert_reads: both.misses,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cpu::matmul::MatView;
+use crate::engine::known::KnownExperts;
 use crate::engine::lookahead::Lookahead;
 use crate::engine::routes::Routes;
 use crate::models::supply::{ExpertLease, ExpertMats, ExpertSupply, Phase, RowSupply, RowTicket, SupplyError};
@@ -13,7 +14,7 @@ use crate::storage::expert_cache::{self, ExpertCache};
 use crate::storage::layout::{ExpertTensor, LayerExperts};
 use crate::storage::row_table::{self, RowTables};
 use crate::storage::weights::ResidentWeights;
-use crate::units::{ExpertIdx, LayerIdx};
+use crate::units::{ExpertIdx, ExpertKey, LayerIdx};
 
 fn failed(error: impl std::error::Error + Send + Sync + 'static) -> SupplyError {
     SupplyError(Box::new(error))
@@ -39,17 +40,27 @@ fn mats<'a>(layer: &LayerExperts, [gate, up, down]: [&'a [u8]; 3]) -> ExpertMats
     ExpertMats { gate: mat(&layer.gate, gate), up: mat(&layer.up, up), down: mat(&layer.down, down) }
 }
 
+/// Experts that a sweep may hold in any case: enough reads to keep a drive busy while some are computed.
+const SWEEP_EXPERTS_MIN: usize = 16;
+
 /// Experts that are streamed through the cache.
 pub struct StreamedExperts {
     cache: Arc<ExpertCache>,
     layers: Vec<LayerExperts>,
     lookahead: Option<Arc<Lookahead>>,
+    known: Arc<KnownExperts>,
 }
 
 impl StreamedExperts {
     /// Experts of `layers` (by rising layer) behind `cache`, told to `lookahead` if there is one.
     pub fn new(cache: Arc<ExpertCache>, layers: Vec<LayerExperts>, lookahead: Option<Arc<Lookahead>>) -> Self {
-        Self { cache, layers, lookahead }
+        let known = Arc::new(KnownExperts::new(Arc::clone(&cache), lookahead.is_some()));
+        Self { cache, layers, lookahead, known }
+    }
+
+    /// What became of experts that were known before their layer.
+    pub fn known(&self) -> &Arc<KnownExperts> {
+        &self.known
     }
 }
 
@@ -63,6 +74,16 @@ impl ExpertSupply<CpuBackend> for StreamedExperts {
         self.cache.lease_max()
     }
 
+    /// An eighth of the slots: what a prompt's experts take at a time, decode lacks afterwards.
+    fn sweep_max(&self) -> usize {
+        let slots = self.cache.lease_max();
+        slots.min((slots / 8).max(SWEEP_EXPERTS_MIN))
+    }
+
+    fn favour(&self, layer: LayerIdx, ids: &[ExpertIdx]) {
+        self.cache.favour(layer, ids);
+    }
+
     fn request(
         &self,
         layer: LayerIdx,
@@ -70,12 +91,17 @@ impl ExpertSupply<CpuBackend> for StreamedExperts {
         phase: Phase,
     ) -> Result<Box<dyn ExpertLease<CpuBackend> + '_>, SupplyError> {
         let found = find_layer(&self.layers, layer)?;
+        self.known.requested(layer, ids, phase);
         let lease = self.cache.request(layer, ids, phase).map_err(failed)?;
         // After the request: its own reads go first.
         if let Some(lookahead) = &self.lookahead {
             lookahead.requested(layer, ids, phase);
         }
         Ok(Box::new(StreamedLease { lease, layer: found }))
+    }
+
+    fn announce(&self, experts: &[ExpertKey]) {
+        self.known.announce(experts);
     }
 
     fn guesses_wanted(&self) -> usize {

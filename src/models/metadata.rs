@@ -10,6 +10,9 @@ pub enum MetaValue<'a> {
     Bool(bool),
     Text(&'a str),
     Uints(Vec<u64>),
+    Floats(Vec<f32>),
+    /// This many strings.
+    Texts(usize),
     /// Anything else, by the name of its type.
     Other(&'static str),
 }
@@ -22,6 +25,8 @@ impl MetaValue<'_> {
             Self::Bool(_) => "a bool",
             Self::Text(_) => "a string",
             Self::Uints(_) => "an array of unsigned integers",
+            Self::Floats(_) => "an array of floats",
+            Self::Texts(_) => "an array of strings",
             Self::Other(kind) => kind,
         }
     }
@@ -107,6 +112,32 @@ impl<'a> Keys<'a> {
             MetaValue::Uint(v) => Ok(v as f32),
             other => self.wrong(name, "a float", &other),
         }
+    }
+
+    /// As `uint`, with a value for files that lack the key.
+    pub fn uint_or(&self, name: &str, min: u64, max: u64, default: usize) -> Result<usize, ConfigError> {
+        if self.get(name).is_some() { self.uint(name, min, max) } else { Ok(default) }
+    }
+
+    /// As `positive`, with a value for files that lack the key.
+    pub fn positive_or(&self, name: &str, default: f32) -> Result<f32, ConfigError> {
+        if self.get(name).is_some() { self.positive(name) } else { Ok(default) }
+    }
+
+    /// One float for each of `count` layers, none of them NaN: an array that is long enough, or one value for all.
+    pub fn floats_by_layer(&self, name: &str, count: usize) -> Result<Vec<f32>, ConfigError> {
+        let values = match self.require(name)? {
+            MetaValue::Floats(values) => values,
+            MetaValue::Uints(values) => values.into_iter().map(|v| v as f32).collect(),
+            MetaValue::Float(v) => vec![v; count],
+            MetaValue::Uint(v) => vec![v as f32; count],
+            other => return self.wrong(name, "a float or an array of floats", &other),
+        };
+        if values.len() < count || values.iter().any(|v| v.is_nan()) {
+            let reason = format!("one number is needed for each of {count} layers");
+            return Err(ConfigError::unusable(&self.key(name), values, reason));
+        }
+        Ok(values[..count].to_vec())
     }
 
     /// A finite float above zero.

@@ -3,9 +3,11 @@
 //! architecture through the one trait here and owns nothing of a model but its tokens.
 
 pub mod blocks;
+pub mod deepseek4;
 pub mod deepseek41;
 pub mod metadata;
 pub mod probe;
+pub mod state;
 pub mod supply;
 pub mod weights;
 
@@ -17,6 +19,7 @@ use crate::backend::{Backend, BackendError};
 use crate::units::TokenId;
 use metadata::{ConfigError, MetaValue, MetadataView};
 use probe::Probe;
+use state::{StateError, StatePart, StateSink, StateSource};
 use supply::{ExpertSupply, RowSupply, SupplyError};
 use weights::{WeightSource, WeightsError};
 
@@ -84,12 +87,44 @@ pub trait ModelRunner: Send {
     fn bytes(&self) -> RunnerBytes;
     /// Forgets all tokens.
     fn reset(&mut self);
-    /// Goes back to `kept`, the first tokens of the state, which must end where an earlier `forward` ended. Returns how many of them the
-    /// state still holds: all, or none where going back is not possible, which is what this default does.
+    /// The longest part of the first `len` tokens that `rewind` goes back to without computing anything; 0 where that is none.
+    ///
+    /// The last [`state::ROLLBACK_ROWS`] tokens of a `forward` are always within reach, so that of a batch only the first rows need be kept.
+    /// This default knows the present length only.
+    fn reach(&self, len: usize) -> usize {
+        if len == self.len() { len } else { 0 }
+    }
+    /// Goes back to `kept`, the first tokens of the state. Returns how many of them the state still holds: all, if that is within reach,
+    /// or none.
     fn rewind(&mut self, kept: &[TokenId]) -> usize {
-        let _ = kept;
+        if kept.len() == self.len() {
+            return kept.len();
+        }
         self.reset();
         0
+    }
+    /// Writes a part of the state to `sink`, with values as they are.
+    ///
+    /// # Errors
+    /// What the sink or the device says; models that do not support it. The state is as before.
+    fn save_state(&mut self, part: StatePart, sink: &mut dyn StateSink) -> Result<(), StateError> {
+        let _ = (part, sink);
+        Err(StateError::Unsupported { arch: self.arch() })
+    }
+    /// Takes a saved part back. `kept` are the tokens that the state holds afterwards: all that it had when it was saved, or fewer, as far back
+    /// as was within reach then. For a frontier the state must still hold `kept`, as when it was saved.
+    ///
+    /// # Errors
+    /// A part of another shape, or one that cannot be read. The state is empty then.
+    fn load_state(
+        &mut self,
+        part: StatePart,
+        kept: &[TokenId],
+        source: &mut dyn StateSource,
+    ) -> Result<(), StateError> {
+        let _ = (part, kept, source);
+        self.reset();
+        Err(StateError::Unsupported { arch: self.arch() })
     }
 
     /// Starts reading what `tokens` will need if they are the next ones. Costs nothing if the model has no tables.
@@ -224,6 +259,10 @@ pub trait ModelConfig: Send + Sync {
     fn rows_per_token(&self) -> usize;
     /// Memory of a runner.
     fn runner_bytes(&self, options: &RunnerOptions) -> RunnerBytes;
+    /// Memory of a frontier ([`StatePart::Frontier`]) on the host, at most; 0 where states cannot be saved.
+    fn frontier_bytes(&self) -> u64 {
+        0
+    }
     /// The matrix products of a pass under `options`.
     fn products(&self, options: &RunnerOptions) -> Vec<Product>;
     /// All tensors that the file must have.
@@ -247,7 +286,7 @@ pub trait Model<B: Backend>: Send + Sync {
 }
 
 /// Architectures that this build runs.
-pub const ARCHITECTURES: &[&str] = &[deepseek41::ARCH];
+pub const ARCHITECTURES: &[&str] = &[deepseek41::ARCH, deepseek4::ARCH];
 
 /// `general.architecture`, if this build runs it.
 fn architecture(view: &dyn MetadataView) -> Result<&'static str, ConfigError> {
@@ -266,6 +305,7 @@ fn architecture(view: &dyn MetadataView) -> Result<&'static str, ConfigError> {
 pub fn config(view: &dyn MetadataView) -> Result<Box<dyn ModelConfig>, ConfigError> {
     match architecture(view)? {
         deepseek41::ARCH => Ok(Box::new(deepseek41::Config::from_metadata(view)?)),
+        deepseek4::ARCH => Ok(Box::new(deepseek4::Config::from_metadata(view)?)),
         other => unreachable!("{other} is listed but has no reader"),
     }
 }
@@ -278,6 +318,7 @@ pub fn load<B: Backend>(
 ) -> Result<Arc<dyn Model<B>>, ModelError> {
     match architecture(view)? {
         deepseek41::ARCH => Ok(Arc::new(deepseek41::DeepSeek41::load(view, backend, source)?)),
+        deepseek4::ARCH => Ok(Arc::new(deepseek4::DeepSeek4::load(view, backend, source)?)),
         other => unreachable!("{other} is listed but has no loader"),
     }
 }

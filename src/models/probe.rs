@@ -44,6 +44,8 @@ pub enum Point {
     MlpIn,
     /// Input of the shared expert's last matrix.
     SharedMid,
+    /// `[streams, hidden]`: input of the output head's mixing matrix.
+    HeadMixIn,
     /// Input of the output head.
     HeadIn,
 }

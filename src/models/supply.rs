@@ -4,7 +4,7 @@
 
 use crate::backend::Backend;
 pub use crate::units::Phase;
-use crate::units::{ExpertIdx, LayerIdx};
+use crate::units::{ExpertIdx, ExpertKey, LayerIdx};
 
 /// A supply could not deliver. The text names file, offset, layer and expert or row; the step that asked has failed,
 /// the cache and the session stay consistent.
@@ -35,6 +35,17 @@ pub trait ExpertSupply<B: Backend>: Send + Sync {
     /// Most distinct experts that leases held at the same time may hold together (at least the router's top-k).
     fn lease_max(&self) -> usize;
 
+    /// Most experts that a sweep over many rows holds at a time, so that it leaves the others in place.
+    fn sweep_max(&self) -> usize {
+        self.lease_max()
+    }
+
+    /// Says which experts of `layer` the rows of a sweep use most, best first, before they are requested: worth keeping for what comes
+    /// after the sweep. Changes no result.
+    fn favour(&self, layer: LayerIdx, ids: &[ExpertIdx]) {
+        let _ = (layer, ids);
+    }
+
     /// Pins `ids` (distinct) of `layer` and starts, or joins, the reads of those not in memory. Returns at once.
     fn request(
         &self,
@@ -42,6 +53,11 @@ pub trait ExpertSupply<B: Backend>: Send + Sync {
         ids: &[ExpertIdx],
         phase: Phase,
     ) -> Result<Box<dyn ExpertLease<B> + '_>, SupplyError>;
+
+    /// The next step will request `experts` (by rising layer) for certain. May start their reads; never waits.
+    fn announce(&self, experts: &[ExpertKey]) {
+        let _ = experts;
+    }
 
     /// How many experts of the next layer a step of one token should guess; 0 when nobody would read them ahead.
     fn guesses_wanted(&self) -> usize {

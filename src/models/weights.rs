@@ -37,13 +37,16 @@ pub enum TypeClass {
     Matrix,
     /// Rows of raw bytes.
     Bytes,
+    /// Rows of ids.
+    Ids,
 }
 
 impl TypeClass {
     fn allows(self, ty: QuantType) -> bool {
         match self {
             Self::Plain => matches!(ty, QuantType::F32 | QuantType::F16 | QuantType::BF16),
-            Self::Matrix => ty != QuantType::I8,
+            Self::Matrix => ty.is_numeric(),
+            Self::Ids => ty == QuantType::I32,
             Self::Bytes => ty == QuantType::I8,
         }
     }
@@ -53,6 +56,7 @@ impl TypeClass {
             Self::Plain => "F32, F16 or BF16",
             Self::Matrix => "a float or quantised type",
             Self::Bytes => "I8",
+            Self::Ids => "I32",
         }
     }
 }
@@ -78,6 +82,8 @@ pub enum WeightsError {
     Shape { name: String, found: Vec<u64>, expected: Vec<u64> },
     #[error("tensor {name} has type {found}, expected {expected}; convert it with ds4-gguf quantize")]
     Type { name: String, found: QuantType, expected: &'static str },
+    #[error("tensor {name}, row {row}: {what}; the model file is damaged, check its hash")]
+    Table { name: String, row: usize, what: String },
     #[error("tensor {name}: {source}")]
     Decode { name: String, source: QuantError },
     #[error("tensor {name}: {source}")]
@@ -129,13 +135,30 @@ impl<'a, B: Backend> Loader<'a, B> {
         loaded.map_err(|source| WeightsError::Backend { name: name.into(), source })
     }
 
-    /// A small tensor as F32 values.
-    pub fn vector(&self, name: &str) -> Result<B::Buf, WeightsError> {
+    /// A small tensor as F32 values on the host.
+    pub fn values(&self, name: &str) -> Result<Vec<f32>, WeightsError> {
         let (shape, bytes) = self.tensor(name)?;
         let mut values = vec![0.0f32; shape.dims.iter().product::<u64>() as usize];
         dequantize_row(shape.ty, bytes.as_slice(), &mut values)
             .map_err(|source| WeightsError::Decode { name: name.into(), source })?;
+        Ok(values)
+    }
+
+    /// A small tensor as F32 values.
+    pub fn vector(&self, name: &str) -> Result<B::Buf, WeightsError> {
+        let values = self.values(name)?;
         self.put("weight vectors", &values).map_err(|source| WeightsError::Backend { name: name.into(), source })
+    }
+
+    /// `rows` x `cols` host values as a matrix.
+    pub fn put_matrix(&self, rows: usize, cols: usize, values: &[f32]) -> Result<B::Mat, BackendError> {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        self.backend.load(QuantType::F32, rows, cols, bytes.into())
+    }
+
+    /// The bytes of a table that stays on the host.
+    pub fn table(&self, name: &str) -> Result<SharedBytes, WeightsError> {
+        Ok(self.tensor(name)?.1)
     }
 
     /// Host values on the device.

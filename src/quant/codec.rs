@@ -55,7 +55,7 @@ pub fn dequantize_row(ty: QuantType, bytes: &[u8], out: &mut [f32]) -> Result<()
         QuantType::Q6_K => decode_blocks(bytes, out, q6_k::decode),
         QuantType::IQ2_XXS => decode_blocks(bytes, out, iq2_xxs::decode),
         QuantType::MXFP4 => decode_blocks(bytes, out, mxfp4::decode),
-        QuantType::I8 => return Err(QuantError::NotNumeric { ty }),
+        QuantType::I8 | QuantType::I32 => return Err(QuantError::NotNumeric { ty }),
     }
     Ok(())
 }
@@ -93,7 +93,7 @@ pub fn quantize_row(ty: QuantType, x: &[f32], importance: Option<&[f32]>, out: &
         QuantType::Q6_K => encode_weighted(ty, x, importance, out, q6_k::encode),
         QuantType::IQ2_XXS => encode_weighted(ty, x, importance, out, iq2_xxs::encode),
         QuantType::MXFP4 => encode_weighted(ty, x, importance, out, mxfp4::encode),
-        QuantType::I8 => Err(QuantError::NotNumeric { ty }),
+        QuantType::I8 | QuantType::I32 => Err(QuantError::NotNumeric { ty }),
     }
 }
 

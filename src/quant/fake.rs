@@ -44,6 +44,11 @@ pub fn fp4_e4m3(values: &mut [f32]) {
 
 /// One block of [`fp8`]; returns its scale.
 pub fn fp8_block(block: &mut [f32; BLOCK]) -> f32 {
+    fp8_span(block)
+}
+
+/// E4M3 values with one power-of-two scale for all of them, in place; returns the scale. Source, too: spec deepseek-v4, section 3.6.
+pub fn fp8_span(block: &mut [f32]) -> f32 {
     let amax = amax(block).max(1e-4);
     // 448 = 1.75 * 2^8
     let scale = exp2i(ceil_ratio_log2(amax, 1.75, 8));
@@ -102,6 +107,18 @@ fn ceil_ratio_log2(a: f32, mantissa: f32, exponent: i32) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Self-test of spec deepseek-v4, section 3.6.
+    #[test]
+    fn the_block_of_the_v4_specification() {
+        let value = |i: usize| ((1.7 * i as f64 + 0.3).sin() * (1 + i % 5) as f64) as f32;
+        let mut block: Vec<f32> = (0..64).map(value).collect();
+        assert_eq!(fp8_span(&mut block), exp2i(-6));
+        assert_eq!(block[..8], [0.28125, 1.875, -1.625, -3.0, 3.75, 0.5625, -1.75, -1.125]);
+        let mut narrow: Vec<f32> = (0..32).map(value).collect();
+        fp4_pow2(&mut narrow);
+        assert_eq!(narrow[..8], [0.5, 2.0, -1.5, -3.0, 4.0, 0.5, -2.0, -1.0]);
+    }
 
     fn scales(largest: f32) -> (f32, f32, f32) {
         let mut wide = [0.0; 32];

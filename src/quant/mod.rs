@@ -39,11 +39,13 @@ pub enum QuantType {
     MXFP4,
     /// Raw bytes: n-gram table rows. Never decoded as numbers by the generic decoders.
     I8,
+    /// Ids: tables that map a token to experts. Never decoded as numbers by the generic decoders.
+    I32,
 }
 
 impl QuantType {
     /// Every type, in the order of the enum.
-    pub const ALL: [QuantType; 11] = [
+    pub const ALL: [QuantType; 12] = [
         QuantType::F32,
         QuantType::F16,
         QuantType::BF16,
@@ -55,7 +57,13 @@ impl QuantType {
         QuantType::IQ2_XXS,
         QuantType::MXFP4,
         QuantType::I8,
+        QuantType::I32,
     ];
+
+    /// Whether values of this type are weights.
+    pub const fn is_numeric(self) -> bool {
+        !matches!(self, QuantType::I8 | QuantType::I32)
+    }
 
     /// Type number in a GGUF file.
     pub const fn ggml_id(self) -> u32 {
@@ -69,6 +77,7 @@ impl QuantType {
             QuantType::Q6_K => 14,
             QuantType::IQ2_XXS => 16,
             QuantType::I8 => 24,
+            QuantType::I32 => 26,
             QuantType::BF16 => 30,
             QuantType::MXFP4 => 39,
         }
@@ -82,7 +91,7 @@ impl QuantType {
     /// Values in one block.
     pub const fn block_values(self) -> usize {
         match self {
-            QuantType::F32 | QuantType::F16 | QuantType::BF16 | QuantType::I8 => 1,
+            QuantType::F32 | QuantType::F16 | QuantType::BF16 | QuantType::I8 | QuantType::I32 => 1,
             QuantType::Q8_0 | QuantType::MXFP4 => 32,
             QuantType::Q2_K | QuantType::Q3_K | QuantType::Q4_K | QuantType::Q6_K | QuantType::IQ2_XXS => 256,
         }
@@ -91,7 +100,7 @@ impl QuantType {
     /// Bytes of one block.
     pub const fn block_bytes(self) -> usize {
         match self {
-            QuantType::F32 => 4,
+            QuantType::F32 | QuantType::I32 => 4,
             QuantType::F16 | QuantType::BF16 => 2,
             QuantType::I8 => 1,
             QuantType::Q8_0 => 34,
@@ -127,6 +136,7 @@ impl QuantType {
             QuantType::IQ2_XXS => "IQ2_XXS",
             QuantType::MXFP4 => "MXFP4",
             QuantType::I8 => "I8",
+            QuantType::I32 => "I32",
         }
     }
 }

@@ -6,8 +6,8 @@ use std::time::SystemTime;
 
 use serde_json::{Map, Value};
 
-use crate::models::deepseek41;
-use crate::models::deepseek41::chat::{PromptOptions, Thinking};
+use crate::models::blocks::dsml;
+use crate::models::{deepseek4, deepseek41};
 use crate::text::Segment;
 use crate::text::chat::Message;
 use crate::text::template::{ChatTemplate, TemplateError, TemplateInput};
@@ -20,7 +20,7 @@ pub enum PromptError {
     #[error(transparent)]
     Template(#[from] TemplateError),
     #[error(transparent)]
-    Rules(#[from] deepseek41::chat::PromptError),
+    Rules(#[from] dsml::PromptError),
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
     #[error(
@@ -37,6 +37,8 @@ pub enum PromptFormat {
     Template(Box<ChatTemplate>),
     /// Rules of DeepSeek V4.1 (spec deepseek-v41 6.4).
     DeepSeek41,
+    /// Rules of DeepSeek V4 (spec deepseek-v4 7.2).
+    DeepSeek4,
 }
 
 impl PromptFormat {
@@ -48,6 +50,7 @@ impl PromptFormat {
         match tokenizer.chat_template() {
             Some(source) => Ok(Self::Template(Box::new(ChatTemplate::new(source)?))),
             None if arch == deepseek41::ARCH => Ok(Self::DeepSeek41),
+            None if arch == deepseek4::ARCH => Ok(Self::DeepSeek4),
             None => Err(PromptError::NoFormat { arch: arch.to_owned() }),
         }
     }
@@ -66,8 +69,14 @@ impl PromptFormat {
         let segments = match self {
             Self::Template(template) => render_template(template, tokenizer, messages, level)?,
             Self::DeepSeek41 => {
+                use deepseek41::chat::{PromptOptions, Thinking, render};
                 let thinking = level.map_or(Ok(Thinking::DEFAULT), |l| Thinking::level(u32::from(l)))?;
-                deepseek41::chat::render(messages, &PromptOptions { thinking, ..PromptOptions::default() })?
+                render(messages, &PromptOptions { thinking, ..PromptOptions::default() })?
+            }
+            Self::DeepSeek4 => {
+                use deepseek4::chat::{PromptOptions, Thinking, render};
+                let thinking = level.map_or(Ok(Thinking::DEFAULT), |l| Thinking::level(u32::from(l)))?;
+                render(messages, &PromptOptions { thinking, ..PromptOptions::default() })?
             }
         };
         Ok(tokenizer.encode_segments(&segments)?)

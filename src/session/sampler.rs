@@ -100,6 +100,17 @@ impl Sampler {
         &self.params
     }
 
+    /// How far the random numbers have been used up, in words of the generator.
+    pub fn position(&self) -> u64 {
+        // 2^64 words are out of reach.
+        self.random.get_word_pos() as u64
+    }
+
+    /// Goes on at a position of the random numbers of the same seed.
+    pub fn resume(&mut self, position: u64) {
+        self.random.set_word_pos(u128::from(position));
+    }
+
     /// Chooses a token; `logits` is `[vocab]`.
     ///
     /// # Errors
@@ -332,6 +343,21 @@ mod tests {
         assert_ne!(run(1), run(2));
         // Fixed for ever: a seed that users wrote down must keep its text.
         assert_eq!(run(42)[..6], RUN_42);
+    }
+
+    #[test]
+    fn a_resumed_sampler_goes_on_where_the_other_stopped() {
+        let logits: Vec<f32> = (0..1000).map(|id| (id % 7) as f32 * 0.1).collect();
+        let params = SamplerParams { seed: 9, ..SamplerParams::default() };
+        let mut first = sampler(params);
+        for drawn in 0..70 {
+            let mut second = sampler(params);
+            second.resume(first.position());
+            let mut again = sampler(params);
+            (0..drawn).for_each(|_| drop(again.sample(&logits)));
+            assert_eq!(second.sample(&logits), again.sample(&logits), "after {drawn}");
+            first.sample(&logits).unwrap();
+        }
     }
 
     const RUN_42: [TokenId; 6] = [526, 543, 636, 405, 34, 415];

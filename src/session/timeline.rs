@@ -1,13 +1,15 @@
 //! One sequence of tokens and the model state that belongs to it, in step with each other.
 //! Never lets the two drift: after any error or interruption the timeline holds exactly the tokens that the state holds.
-//! Surprising fact: a prompt that extends the timeline costs only its new part; any other prompt starts over, because
-//! windows and open groups are overwritten as they move on (spec deepseek-v41 5.4).
+//! Surprising fact: a prompt costs only what follows the tokens that it shares with the timeline, as far as the state can go back: windows
+//! and open groups are overwritten as they move on (spec deepseek-v41 5.4), so it goes back to what is in reach or in a kept image.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use crate::models::probe::Probe;
+use crate::models::state::{StateError, StatePart, StateSink, StateSource};
 use crate::models::{ModelError, ModelRunner, Want};
+use crate::session::images::{ImageMark, Images, MemoryState};
 use crate::units::TokenId;
 
 /// Whether long work goes on.
@@ -22,6 +24,8 @@ pub enum Flow {
 pub enum SessionError {
     #[error(transparent)]
     Model(#[from] ModelError),
+    #[error(transparent)]
+    State(#[from] StateError),
     #[error("the prompt is empty; give it at least one token")]
     EmptyPrompt,
     #[error(
@@ -74,13 +78,22 @@ pub struct Timeline {
     runner: Box<dyn ModelRunner>,
     tokens: Vec<TokenId>,
     last_logits: Vec<f32>,
+    /// Whether those are of the last token.
+    has_logits: bool,
+    images: Images,
 }
 
 impl Timeline {
     /// An empty timeline over a fresh runner.
     pub fn new(runner: Box<dyn ModelRunner>) -> Self {
+        Self::with_images(runner, 0)
+    }
+
+    /// As `new`, with up to `images` frontiers kept to go back to. They take `ModelConfig::frontier_bytes` each.
+    pub fn with_images(runner: Box<dyn ModelRunner>, images: usize) -> Self {
         let (ctx, vocab) = (runner.ctx(), runner.vocab());
-        Self { runner, tokens: Vec::with_capacity(ctx), last_logits: vec![0.0; vocab] }
+        let (tokens, last_logits) = (Vec::with_capacity(ctx), vec![0.0; vocab]);
+        Self { runner, tokens, last_logits, has_logits: false, images: Images::new(images) }
     }
 
     /// The tokens that the state holds.
@@ -108,14 +121,104 @@ impl Timeline {
         &self.last_logits
     }
 
+    /// Whether the last logits are those of the last token: not after going back.
+    pub fn has_logits(&self) -> bool {
+        self.has_logits
+    }
+
+    /// Frontiers kept to go back to, and the most there may be.
+    pub fn images(&self) -> (usize, usize) {
+        (self.images.count(), self.images.most())
+    }
+
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.runner.reset();
         self.tokens.clear();
+        self.images.cut(0);
+        self.has_logits = false;
     }
 
-    /// Goes back to the first `len` tokens, which must be a length that the timeline had after a `sync` or `append`. Tokens that the state
-    /// no longer holds are computed again. There are no logits afterwards, until something is appended.
+    /// Goes back to the most of the first `len` tokens that costs nothing.
+    fn go_back(&mut self, len: usize) -> Result<(), StateError> {
+        if len == self.tokens.len() {
+            return Ok(());
+        }
+        let near = self.runner.reach(len);
+        let held = match self.images.best(len) {
+            Some((held, state)) if held > near => {
+                let loaded = self.runner.load_state(StatePart::Frontier, &self.tokens[..held], &mut state.reader());
+                if let Err(error) = loaded {
+                    self.clear();
+                    return Err(error);
+                }
+                held
+            }
+            _ => self.runner.rewind(&self.tokens[..near]),
+        };
+        self.tokens.truncate(held);
+        self.images.cut(held);
+        self.has_logits = false;
+        Ok(())
+    }
+
+    /// Drops what `prompt` does not begin with, and of the rest what cannot be had for nothing.
+    ///
+    /// # Errors
+    /// A device that fails; the timeline is empty then.
+    pub fn keep_shared(&mut self, prompt: &[TokenId]) -> Result<(), SessionError> {
+        Ok(self.go_back(shared(&self.tokens, prompt))?)
+    }
+
+    /// Writes the whole state to `sink`.
+    ///
+    /// # Errors
+    /// What the sink says; models whose state cannot be saved.
+    pub fn save_state(&mut self, sink: &mut dyn StateSink) -> Result<(), StateError> {
+        self.runner.save_state(StatePart::Whole, sink)
+    }
+
+    /// Takes a whole state of `tokens` back, with the logits after the last of them where they were saved.
+    ///
+    /// # Errors
+    /// A state that does not fit or cannot be read; the timeline is empty then.
+    pub fn load_state(
+        &mut self,
+        tokens: &[TokenId],
+        logits: Option<&[f32]>,
+        source: &mut dyn StateSource,
+    ) -> Result<(), StateError> {
+        self.clear();
+        self.runner.load_state(StatePart::Whole, tokens, source)?;
+        self.tokens.extend_from_slice(tokens);
+        if let Some(logits) = logits {
+            self.last_logits.copy_from_slice(logits);
+            self.has_logits = true;
+        }
+        Ok(())
+    }
+
+    /// The frontiers that are kept, by rising length.
+    pub fn image_marks(&self) -> Vec<ImageMark> {
+        self.images.marks()
+    }
+
+    /// Gives all of them to `sink`.
+    ///
+    /// # Errors
+    /// What the sink says.
+    pub fn save_images(&self, sink: &mut dyn StateSink) -> Result<(), StateError> {
+        self.images.save_to(sink)
+    }
+
+    /// Takes a saved frontier of the present tokens back: one that leads to lengths `from` to `to`, longer than all that are kept.
+    pub fn adopt_image(&mut self, (from, to): (usize, usize), state: MemoryState) {
+        assert!(from <= to && to <= self.tokens.len(), "a frontier of other tokens");
+        self.images.adopt((from, to), state);
+    }
+
+    /// Goes back to the first `len` tokens. Tokens that the state no longer holds are computed again. There are no logits afterwards, until
+    /// something is appended.
     ///
     /// # Errors
     /// Failures of the passes and interruptions, as for `sync`.
@@ -124,9 +227,8 @@ impl Timeline {
             return Ok(());
         }
         let kept = self.tokens[..len].to_vec();
-        let held = self.runner.rewind(&kept);
-        self.tokens.truncate(held);
-        if held < len {
+        self.go_back(len)?;
+        if self.tokens.len() < len {
             self.sync(&kept, Want::None, watcher)?;
         }
         Ok(())
@@ -140,7 +242,7 @@ impl Timeline {
         Ok(self.runner.prefetch_rows(&[token])?)
     }
 
-    /// Makes the timeline equal `prompt`, with logits after its last token (and all others when `want` is `All`).
+    /// Makes the timeline equal `prompt`, with logits after its last token (and all others when `want` is `All`, which computes them all).
     ///
     /// # Errors
     /// Empty or too long prompts, failures of the pass, an interruption by the watcher.
@@ -156,10 +258,14 @@ impl Timeline {
         if prompt.len() > self.ctx() {
             return Err(SessionError::PromptTooLong { tokens: prompt.len(), ctx: self.ctx() });
         }
-        let extends = self.tokens.len() < prompt.len() && prompt.starts_with(&self.tokens);
-        // The logits of a fully known prompt are not kept with every state, so its last token would be missing: start over.
-        if !extends || want == Want::All {
+        let shared = shared(&self.tokens, prompt);
+        if want == Want::All {
             self.clear();
+        } else if shared == prompt.len() && shared == self.tokens.len() && self.has_logits {
+            return Ok(SyncReport { reused: shared, ..SyncReport::default() });
+        } else {
+            // Logits are kept with the present state only: a prompt that is known in full needs its last token again.
+            self.go_back(shared.min(prompt.len() - 1))?;
         }
         let reused = self.tokens.len();
         let started = Instant::now();
@@ -181,6 +287,7 @@ impl Timeline {
                 keep_all(want)
             };
             self.append_part(&prompt[at..end], want, watcher, Some((at - reused, total)))?;
+            self.images.take(&mut *self.runner)?;
         }
         watcher.prefill(total, total);
         Ok(SyncReport { reused, computed: total, elapsed: started.elapsed() })
@@ -235,6 +342,7 @@ impl Timeline {
         };
         let held = self.runner.len();
         self.tokens.extend_from_slice(&tokens[..held - first]);
+        self.has_logits = result.is_ok() && want != Want::None;
         result.map_err(|error| match error {
             ModelError::Interrupted => SessionError::Interrupted,
             other => other.into(),
@@ -244,6 +352,11 @@ impl Timeline {
         }
         Ok(())
     }
+}
+
+/// Length of the common beginning.
+fn shared(a: &[TokenId], b: &[TokenId]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 fn keep_all(want: Want) -> Want {

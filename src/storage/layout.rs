@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use thiserror::Error;
 
-use super::gguf::{Directory, MetadataError, TensorInfo};
+use super::gguf::{Directory, Metadata, MetadataError, TensorInfo, Value};
 use crate::quant::QuantType;
 use crate::units::{Bytes, ExpertIdx, LayerIdx};
 
@@ -90,6 +90,10 @@ pub struct Layout {
     pub experts: Vec<LayerExperts>,
     /// Disk-only tables, by rising layer.
     pub tables: Vec<TableLayout>,
+    /// Indices of tensors of blocks that only draft tokens: not loaded.
+    pub drafting: Vec<usize>,
+    /// Sum of those.
+    pub drafting_bytes: Bytes,
 }
 
 /// Experts of the same byte size: one class of cache slots.
@@ -143,7 +147,38 @@ pub fn engram_row_bytes(width: u64) -> u64 {
     width + width / 32
 }
 
-const ARCH: &str = "deepseek41";
+/// What the metadata of an architecture calls the numbers that the layout depends on.
+struct Names {
+    arch: &'static str,
+    layers: &'static str,
+    /// Layers at the end that only draft tokens, where the file may have some; their tensors are left on the drive.
+    drafting: Option<&'static str>,
+    experts: &'static str,
+    hidden: &'static str,
+    inner: &'static str,
+}
+
+const DIALECTS: [Names; 2] = [
+    Names {
+        arch: "deepseek41",
+        layers: "deepseek41.num_hidden_layers",
+        drafting: None,
+        experts: "deepseek41.n_routed_experts",
+        hidden: "deepseek41.hidden_size",
+        inner: "deepseek41.moe_intermediate_size",
+    },
+    Names {
+        arch: "deepseek4",
+        layers: "deepseek4.block_count",
+        drafting: Some("deepseek4.nextn_predict_layers"),
+        experts: "deepseek4.expert_count",
+        hidden: "deepseek4.embedding_length",
+        inner: "deepseek4.expert_feed_forward_length",
+    },
+];
+
+/// Tensors of blocks that only draft tokens, in files that number them apart.
+const DRAFTING: &str = "mtp.";
 const ROUTED: [&str; 3] = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
 const TABLE: &str = "engram_embd";
 const ENGRAM_LAYERS: &str = "deepseek41.engram.layer_ids";
@@ -156,6 +191,11 @@ fn layer_weight(name: &str) -> Option<(u64, &str)> {
     Some((layer.parse().ok()?, stem))
 }
 
+/// Layer of `blk.L.*`.
+fn layer_tensor(name: &str) -> Option<u64> {
+    name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
+}
+
 fn expect_dims(tensor: &TensorInfo, expected: &[u64]) -> Result<(), LayoutError> {
     if tensor.dims == expected {
         return Ok(());
@@ -165,27 +205,38 @@ fn expect_dims(tensor: &TensorInfo, expected: &[u64]) -> Result<(), LayoutError>
 }
 
 impl Layout {
-    /// Classifies the tensors of a V4.1 file (spec 2.5) and checks that they agree with its metadata.
+    /// Classifies the tensors of a file and checks that they agree with its metadata.
     ///
     /// # Errors
     /// A [`LayoutError`] that names the key or tensor at fault.
     pub fn from_gguf(file: &Directory) -> Result<Self, LayoutError> {
         let found = file.metadata().str("general.architecture")?;
-        if found != ARCH {
-            return Err(LayoutError::Architecture { found: found.into(), expected: ARCH });
+        let Some(names) = DIALECTS.iter().find(|names| names.arch == found) else {
+            let expected = "deepseek41, deepseek4";
+            return Err(LayoutError::Architecture { found: found.into(), expected });
+        };
+        let blocks = file.metadata().u32(names.layers)?;
+        if blocks > u32::from(u16::MAX) {
+            return Err(LayoutError::TooMany { key: names.layers, found: blocks, limit: u16::MAX.into() });
         }
-        let layers = file.metadata().u32("deepseek41.num_hidden_layers")?;
-        if layers > u32::from(u16::MAX) {
-            let key = "deepseek41.num_hidden_layers";
-            return Err(LayoutError::TooMany { key, found: layers, limit: u16::MAX.into() });
-        }
+        let drafting = match names.drafting.filter(|key| file.metadata().contains(key)) {
+            Some(key) => file.metadata().u32(key)?,
+            None => 0,
+        };
+        let layers = blocks.saturating_sub(drafting);
         let mut layout = Layout::default();
         let mut tables = Vec::new();
         for (i, tensor) in file.tensors().iter().enumerate() {
+            let layer = layer_tensor(&tensor.name);
+            if let Some(layer) = layer.filter(|layer| *layer >= u64::from(blocks)) {
+                return Err(LayoutError::LayerRange { tensor: tensor.name.clone(), layer, layers });
+            }
+            if tensor.name.starts_with(DRAFTING) || layer.is_some_and(|layer| layer >= u64::from(layers)) {
+                layout.drafting.push(i);
+                layout.drafting_bytes.0 += tensor.bytes;
+                continue;
+            }
             let streamed = match layer_weight(&tensor.name) {
-                Some((layer, _)) if layer >= u64::from(layers) => {
-                    return Err(LayoutError::LayerRange { tensor: tensor.name.clone(), layer, layers });
-                }
                 Some((layer, TABLE)) => {
                     tables.push((layer as u32, tensor));
                     true
@@ -198,7 +249,7 @@ impl Layout {
                 layout.resident_bytes.0 += tensor.bytes;
             }
         }
-        layout.experts = (0..layers).map(|l| layer_experts(file, l)).collect::<Result<_, _>>()?;
+        layout.experts = (0..layers).map(|l| layer_experts(file, names, l)).collect::<Result<_, _>>()?;
         layout.tables = engram_tables(file, tables)?;
         Ok(layout)
     }
@@ -227,14 +278,13 @@ impl Layout {
     }
 }
 
-fn layer_experts(file: &Directory, layer: u32) -> Result<LayerExperts, LayoutError> {
-    const COUNT: &str = "deepseek41.n_routed_experts";
-    let experts = file.metadata().u32(COUNT)?;
+fn layer_experts(file: &Directory, names: &Names, layer: u32) -> Result<LayerExperts, LayoutError> {
+    let experts = file.metadata().u32(names.experts)?;
     let Ok(experts_u16) = u16::try_from(experts) else {
-        return Err(LayoutError::TooMany { key: COUNT, found: experts, limit: u16::MAX.into() });
+        return Err(LayoutError::TooMany { key: names.experts, found: experts, limit: u16::MAX.into() });
     };
-    let hidden = u64::from(file.metadata().u32("deepseek41.hidden_size")?);
-    let inner = u64::from(file.metadata().u32("deepseek41.moe_intermediate_size")?);
+    let hidden = u64::from(file.metadata().u32(names.hidden)?);
+    let inner = u64::from(first_u32(file.metadata(), names.inner)?);
     let tensor = |stem: &str, cols: u64, rows: u64| {
         let name = format!("blk.{layer}.{stem}.weight");
         let Some(t) = file.tensor(&name) else { return Err(LayoutError::MissingTensor { tensor: name }) };
@@ -250,6 +300,14 @@ fn layer_experts(file: &Directory, layer: u32) -> Result<LayerExperts, LayoutErr
         up: tensor(ROUTED[1], hidden, inner)?,
         down: tensor(ROUTED[2], inner, hidden)?,
     })
+}
+
+/// A number, or the first of a list of them: some writers give one for each layer. That they are equal is checked with the tensors.
+fn first_u32(metadata: &Metadata, key: &str) -> Result<u32, MetadataError> {
+    match metadata.get(key) {
+        Some(Value::Array(_)) => Ok(metadata.u32_array(key)?.first().copied().unwrap_or(0)),
+        _ => metadata.u32(key),
+    }
 }
 
 /// Checks tables against the `deepseek41.engram.*` keys (spec 4.2); a file without tables needs none of them.

@@ -63,7 +63,7 @@ impl Checkpoint {
     }
 
     fn add(&mut self, file: &SafeTensors, from: &str, to: String) {
-        let (shape, values) = decode(file, from);
+        let (shape, values) = decode(file, from, 32);
         self.put(to, shape.iter().rev().map(|d| *d as u64).collect(), &values);
     }
 
@@ -72,7 +72,7 @@ impl Checkpoint {
         for (part, name) in [("w1", "gate"), ("w3", "up"), ("w2", "down")] {
             let (mut all, mut dims) = (Vec::new(), Vec::new());
             for expert in 0..experts {
-                let (shape, values) = decode(file, &format!("layers.{layer}.ffn.experts.{expert}.{part}.weight"));
+                let (shape, values) = decode(file, &format!("layers.{layer}.ffn.experts.{expert}.{part}.weight"), 32);
                 all.extend(values);
                 dims = vec![shape[1] as u64, shape[0] as u64, experts];
             }
@@ -96,8 +96,8 @@ impl Checkpoint {
     }
 }
 
-/// Shape and values of a tensor, whatever it is stored as.
-fn decode(file: &SafeTensors, name: &str) -> (Vec<usize>, Vec<f32>) {
+/// Shape and values of a tensor, whatever it is stored as; FP8 values share a scale in tiles of `tile` x `tile`.
+pub fn decode(file: &SafeTensors, name: &str, tile: usize) -> (Vec<usize>, Vec<f32>) {
     let tensor = file.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}"));
     let (data, mut shape) = (tensor.data(), tensor.shape().to_vec());
     let scale = || file.tensor(&name.replace(".weight", ".scale")).unwrap();
@@ -107,7 +107,7 @@ fn decode(file: &SafeTensors, name: &str) -> (Vec<usize>, Vec<f32>) {
         Dtype::F8_E4M3 => {
             let (cols, scale) = (shape[1], scale());
             let scale_cols = scale.shape()[1];
-            let at = |i: usize| E8M0[scale.data()[i / cols / 32 * scale_cols + i % cols / 32] as usize];
+            let at = |i: usize| E8M0[scale.data()[i / cols / tile * scale_cols + i % cols / tile] as usize];
             data.iter().enumerate().map(|(i, code)| E4M3[*code as usize] * at(i)).collect()
         }
         Dtype::I8 | Dtype::U8 => {
@@ -122,7 +122,7 @@ fn decode(file: &SafeTensors, name: &str) -> (Vec<usize>, Vec<f32>) {
 }
 
 /// Name in a GGUF file; layer parts without their prefix.
-fn gguf_name(name: &str) -> &str {
+pub fn gguf_name(name: &str) -> &str {
     match name {
         "embed.weight" => "token_embd.weight",
         "norm.weight" => "output_norm.weight",

@@ -35,6 +35,12 @@ impl Converted {
         Self { file: GgufFile::open(&output).unwrap(), bytes }
     }
 
+    /// A file as it is.
+    pub fn open(path: &Path) -> Self {
+        let bytes = std::sync::Arc::new(std::fs::read(path).unwrap());
+        Self { file: GgufFile::open(path).unwrap(), bytes }
+    }
+
     /// The metadata as models see it.
     pub fn metadata(&self) -> FileMetadata<'_> {
         FileMetadata(self.file.metadata())

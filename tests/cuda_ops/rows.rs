@@ -111,7 +111,9 @@ case!(Rope, "rope", 1e-14, |c, b, clock| {
 });
 
 case!(Round, "round_cache", 0.0, |c, b, clock| {
-    let format = [ops::CacheFormat::Fp8Block32, ops::CacheFormat::Fp4Block32, ops::CacheFormat::Fp4Block16][c.n[1]];
+    let heads = ops::CacheFormat::Fp8Heads { width: 512, tail: 80 };
+    let format =
+        [ops::CacheFormat::Fp8Block32, ops::CacheFormat::Fp4Block32, ops::CacheFormat::Fp4Block16, heads][c.n[1]];
     let mut x = up(b, &c.v[0]);
     b.round_cache(ops::RoundCache { format, values: c.n[0] }, &mut x).unwrap();
     let result = down(b, &x);
@@ -283,6 +285,21 @@ case!(Pairs, "pool_pairs", 1e-14, |c, b, clock| {
     results
 });
 
+case!(Groups, "pool_groups", 1e-14, |c, b, clock| {
+    let (slots, width, ratio, overlaps, first, count) = (c.n[0], c.n[1], c.n[2], c.n[3] == 1, c.n[4], c.n[5]);
+    let [values, gates, bias] = [0, 1, 2].map(|i| up(b, &c.v[i]));
+    let mut out = up(b, &nans(count * width));
+    let op = |out: &mut B::Buf| {
+        let groups = first..first + count;
+        let op = ops::PoolGroups { values: &values, gates: &gates, bias: &bias, slots, width, ratio, overlaps, groups };
+        b.pool_groups(op, out).unwrap();
+    };
+    op(&mut out);
+    let result = down(b, &out);
+    clock.time(|_| op(&mut out), || wait(b, &values));
+    vec![result]
+});
+
 struct Embed {
     ty: QuantType,
     rows: usize,
@@ -392,8 +409,8 @@ pub fn cases(rig: &mut Rig) {
         let n = vec![rows, heads, width, rotary, first_pos, step];
         rig.check(&Rope { shape, bytes: 8 * rows * heads * rotary, n, v });
     }
-    for (format, name) in ["FP8 of 32", "FP4 of 32", "FP4 of 16"].into_iter().enumerate() {
-        for values in [32, 512, 4096] {
+    for (format, name) in ["FP8 of 32", "FP4 of 32", "FP4 of 16", "FP8 heads"].into_iter().enumerate() {
+        for values in [if format == 3 { 1024 } else { 32 }, 512, 4096] {
             let mut x = rig.rng.normals(values);
             // Blocks of other magnitudes, ties, zeros, and one that is broken.
             for (block, values) in x.chunks_mut(16).enumerate() {
@@ -427,5 +444,15 @@ pub fn cases(rig: &mut Rig) {
         let v = vec![r.normals(rows * width), r.normals(rows * width), r.normals(width), r.normals(width)];
         let shape = format!("{rows}x{width} at {first_pos}");
         rig.check(&Pairs { shape, bytes: 10 * rows * width, n: vec![rows, width, first_pos], v });
+    }
+    for (slots, width, ratio, overlaps, first, count) in
+        [(520, 512, 4, true, 0, 1), (520, 512, 4, true, 300, 128), (640, 512, 128, false, 7, 4), (11, 3, 4, true, 5, 2)]
+    {
+        let row = if overlaps { 2 * width } else { width };
+        let r = &mut rig.rng;
+        let v = vec![r.normals(slots * row), r.normals(slots * row), r.normals(ratio * row)];
+        let shape = format!("{count} groups of {ratio}, width {width}, {}", if overlaps { "overlap" } else { "apart" });
+        let bytes = 8 * count * ratio * row;
+        rig.check(&Groups { shape, bytes, n: vec![slots, width, ratio, usize::from(overlaps), first, count], v });
     }
 }

@@ -128,6 +128,22 @@ case!(Router, "route", 1e-13, |c, b, clock| {
     results
 });
 
+case!(Weigh, "weigh_experts", 1e-13, |c, b, clock| {
+    let (rows, experts, k) = (c.n[0], c.n[1], c.n[2]);
+    let picks: Vec<i32> = c.v[1].iter().map(|v| *v as i32).collect();
+    let (logits, ids) = (up(b, &c.v[0]), up_ids(b, &picks));
+    let mut weights = up(b, &vec![f32::NAN; rows * k]);
+    let op = |weights: &mut B::Buf| {
+        let normalise = c.n[3] == 1;
+        let op = ops::WeighExperts { logits: &logits, ids: &ids, rows, experts, k, scale: 1.5, normalise };
+        b.weigh_experts(op, weights).unwrap();
+    };
+    op(&mut weights);
+    let result = down(b, &weights);
+    clock.time(|_| op(&mut weights), || wait(b, &logits));
+    vec![result]
+});
+
 /// `count` scores of which many are equal, with both zeros.
 fn tied(rig: &mut Rig, count: usize) -> Vec<f32> {
     let values = [-1.5, -0.0, 0.0, 0.25, 0.25, 3.0, f32::NEG_INFINITY];
@@ -241,5 +257,9 @@ pub fn cases(rig: &mut Rig) {
         let v = vec![tied(rig, rows * experts).iter().map(|v| v.max(-80.0)).collect(), vec![0.0; experts]];
         let shape = format!("{rows} rows, {k} of {experts}, ties");
         rig.check(&Router { shape, bytes: 4 * rows * experts, n: vec![rows, experts, k, normalise], v });
+        let picks = (0..rows * k).map(|_| (rig.rng.next() % experts as u64) as f32).collect();
+        let v = vec![rig.rng.normals(rows * experts).iter().map(|v| v * 9.0).collect(), picks];
+        let shape = format!("{rows} rows, {k} of {experts}");
+        rig.check(&Weigh { shape, bytes: 12 * rows * k, n: vec![rows, experts, k, normalise], v });
     }
 }

@@ -19,6 +19,7 @@ pub mod memory_rate;
 mod move_rows;
 mod parts;
 pub mod pool;
+mod pool_groups;
 mod pool_pairs;
 mod ranking;
 mod rms_norm;
@@ -29,6 +30,7 @@ mod select_rows;
 pub mod simd;
 mod store_rows;
 mod swiglu;
+mod weigh_experts;
 
 use super::{Backend, BackendError, SharedBytes, ops};
 use crate::quant::QuantType;
@@ -223,6 +225,11 @@ impl Backend for CpuBackend {
         Ok(pool_pairs::pool_pairs(op, out))
     }
 
+    fn pool_groups(&self, op: ops::PoolGroups<'_, Self>, out: &mut Vec<f32>) -> Result<(), BackendError> {
+        pool_groups::pool_groups(&self.pool, op, out);
+        Ok(())
+    }
+
     fn hc_coefficients(
         &self,
         op: ops::HcCoefficients<'_, Self>,
@@ -264,6 +271,11 @@ impl Backend for CpuBackend {
 
     fn route(&self, op: ops::Route<'_, Self>, ids: &mut Vec<i32>, weights: &mut Vec<f32>) -> Result<(), BackendError> {
         route::route(&self.pool, op, ids, weights);
+        Ok(())
+    }
+
+    fn weigh_experts(&self, op: ops::WeighExperts<'_, Self>, weights: &mut Vec<f32>) -> Result<(), BackendError> {
+        weigh_experts::weigh_experts(op, weights);
         Ok(())
     }
 

@@ -152,6 +152,7 @@ fn record(
     file.finish(trace, engine)?;
     Ok(Timings {
         prompt_tokens: prompt.len() as u64,
+        reused_tokens: synced.reused as u64,
         prefill_tokens: synced.computed as u64,
         prefill: synced.elapsed,
         generated_tokens: answer.tokens.len() as u64,

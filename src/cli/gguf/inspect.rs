@@ -19,14 +19,19 @@ const CHARS_SHOWN: usize = 100;
 /// A class of tensors: name, tensors, bytes.
 type ClassRow = (&'static str, usize, u64);
 
-fn classes(file: &GgufFile, layout: &Layout) -> [ClassRow; 3] {
+fn classes(file: &GgufFile, layout: &Layout) -> Vec<ClassRow> {
     let streamed = 3 * layout.experts.len();
-    debug_assert_eq!(layout.resident.len() + streamed + layout.tables.len(), file.tensors().len());
-    [
+    let known = layout.resident.len() + streamed + layout.tables.len() + layout.drafting.len();
+    debug_assert_eq!(known, file.tensors().len());
+    let mut classes = vec![
         ("resident", layout.resident.len(), layout.resident_bytes.0),
         ("streamed", streamed, layout.expert_bytes_total().0),
         ("disk_only", layout.tables.len(), layout.table_bytes_total().0),
-    ]
+    ];
+    if !layout.drafting.is_empty() {
+        classes.push(("drafting", layout.drafting.len(), layout.drafting_bytes.0));
+    }
+    classes
 }
 
 /// Bytes of each type: (tensors, bytes).

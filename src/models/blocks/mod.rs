@@ -1,1 +1,20 @@
-//! Parts of a forward pass that several architectures share.
+//! Parts of a forward pass that several architectures share: routed experts and the sweeps that read each of them once, hyper-connections,
+//! rotary tables, prompts. Never knows an architecture: what differs comes in as sizes, weights or the trait `sweep::Layers`.
+//! Surprising fact: the buffers of a part are declared beside it, and the planner's number comes from the same list.
+
+pub mod ahead;
+mod buffers;
+pub mod dsml;
+pub mod dsml_answer;
+pub mod grouping;
+pub mod guess;
+pub mod hyper_connections;
+pub mod matrices;
+pub mod moe;
+pub mod probing;
+pub mod ring;
+pub mod rotary;
+pub mod suffix;
+pub mod sweep;
+
+pub(crate) use buffers::buffers;

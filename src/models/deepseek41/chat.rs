@@ -1,33 +1,16 @@
 //! The prompt format of DeepSeek V4.1: from a conversation to segments (deepseek-v41.md section 6.4).
-//! Owns wording and order; never tokenises. `tools_prompt.txt` is the wording of the publisher's renderer (deepseek_recipe 0.2.0,
-//! MIT licence, Copyright DeepSeek), byte for byte, since the model was trained on it.
+//! Owns order and efforts; never tokenises. What it shares with V4 is in `blocks::dsml`.
 //! Surprising fact: an old answer keeps its reasoning only while tools are declared; otherwise even the last one loses it.
 
 use serde_json::Value;
-use thiserror::Error;
 
-use crate::text::chat::{Message, Role, ToolCall, ToolDefinition};
-use crate::text::{Segment, json_style, push_plain};
+use crate::models::blocks::dsml::{ASSISTANT, BEGIN, Prompt, Tags};
+pub use crate::models::blocks::dsml::{END, PromptError, THINK, THINK_END};
+use crate::text::Segment;
+use crate::text::chat::{Message, Role, ToolDefinition};
 
-/// Ends an assistant turn; the token to stop at.
-pub const END: &str = "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>";
-/// Opens the reasoning of an answer.
-pub const THINK: &str = "<think>";
-/// Closes the reasoning of an answer.
-pub const THINK_END: &str = "</think>";
-
-const BEGIN: &str = "<\u{ff5c}begin\u{2581}of\u{2581}sentence\u{ff5c}>";
 const SYSTEM: &str = "<\u{ff5c}System\u{ff5c}>";
-const USER: &str = "<\u{ff5c}User\u{ff5c}>";
-const ASSISTANT: &str = "<\u{ff5c}Assistant\u{ff5c}>";
 const REMINDER: &str = "<\u{ff5c}latest_reminder\u{ff5c}>";
-/// Stands inside the angle brackets of tool tags, which are ordinary text.
-const DSML: &str = "\u{ff5c}DSML\u{ff5c}";
-
-const TOOLS_HEAD: &str = include_str!("tools_prompt.txt");
-const TOOLS_TAIL: &str =
-    "\nYou MUST strictly follow the above defined tool name and parameter schemas to invoke tool calls.\n";
-const FORMAT_HEAD: &str = "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n";
 
 /// How hard the model is asked to think.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,21 +79,6 @@ impl Default for PromptOptions<'_> {
     }
 }
 
-/// A conversation that has no prompt.
-#[derive(Debug, Error, PartialEq, Eq)]
-pub enum PromptError {
-    #[error("think level {level} is out of range; use 0 (off) to 100")]
-    Level { level: u32 },
-    #[error("reasoning effort '{name}' is unknown; use none, low, medium, high, xhigh or max")]
-    Effort { name: String },
-    #[error("the conversation is empty; it needs a message")]
-    Empty,
-    #[error("only an assistant message can be continued, the last one is of role {role:?}")]
-    Continue { role: Role },
-    #[error("a tool call is forced but no tools are declared; declare one")]
-    ForcedCall,
-}
-
 /// The prompt of a conversation, from the begin token to where the model goes on.
 ///
 /// # Errors
@@ -125,20 +93,20 @@ pub fn render(messages: &[Message], options: &PromptOptions<'_>) -> Result<Vec<S
     if options.forces_call && options.tools.is_empty() {
         return Err(PromptError::ForcedCall);
     }
-    let mut prompt = Prompt::default();
+    let mut prompt = Prompt::new(Tags::V41);
     prompt.special(BEGIN);
-    let rest = prompt.opening(messages, options);
+    let rest = opening(&mut prompt, messages, options);
     let (continued, whole) = match rest.split_last() {
         Some((last, whole)) if options.continues_last => (Some(last), whole),
         _ => (None, rest),
     };
     let mut previous = None;
     for message in whole {
-        prompt.message(message, previous, options);
+        whole_message(&mut prompt, message, previous, options);
         previous = Some(message.role);
     }
     match continued {
-        Some(message) => prompt.partial_answer(message, options.thinking),
+        Some(message) => partial_answer(&mut prompt, message, options.thinking),
         None => {
             prompt.special(ASSISTANT);
             prompt.special(if options.thinking.is_on() { THINK } else { THINK_END });
@@ -150,178 +118,79 @@ pub fn render(messages: &[Message], options: &PromptOptions<'_>) -> Result<Vec<S
     Ok(prompt.segments)
 }
 
-/// A prompt in the making.
-#[derive(Default)]
-struct Prompt {
-    segments: Vec<Segment>,
+/// The first system block, which also carries effort, tools and schema; returns the messages after it.
+fn opening<'m>(prompt: &mut Prompt, messages: &'m [Message], options: &PromptOptions<'_>) -> &'m [Message] {
+    let (system, rest) = match messages.split_first() {
+        Some((first, rest)) if first.role == Role::System => (Some(first), rest),
+        _ => (None, messages),
+    };
+    let carries = options.thinking.is_on() || !options.tools.is_empty() || options.response_schema.is_some();
+    if system.is_none() && !carries {
+        return rest;
+    }
+    prompt.special(SYSTEM);
+    if let Thinking::Level(level) = options.thinking {
+        prompt.plain(&format!(
+            "Reasoning Effort: {level} (range 1-100, the higher the value, the more thorough the reasoning)\n\n"
+        ));
+    }
+    prompt.plain(system.map_or("", |message| &message.content));
+    if !options.tools.is_empty() {
+        prompt.tools(options.tools);
+    }
+    if let Some(schema) = options.response_schema {
+        prompt.response_format(schema);
+    }
+    rest
 }
 
-impl Prompt {
-    fn special(&mut self, token: &str) {
-        self.segments.push(Segment::Special(token.to_owned()));
-    }
-
-    fn plain(&mut self, text: &str) {
-        push_plain(&mut self.segments, text);
-    }
-
-    /// Text of this format in which the thinking and DSML tokens are special.
-    fn wording(&mut self, text: &str) {
-        let mut rest = text;
-        while let Some((at, token)) =
-            [THINK, THINK_END, DSML].into_iter().filter_map(|token| Some((rest.find(token)?, token))).min()
-        {
-            self.plain(&rest[..at]);
-            self.special(token);
-            rest = &rest[at + token.len()..];
+/// One complete message; `previous` is the role of the message before it, after the opening.
+fn whole_message(prompt: &mut Prompt, message: &Message, previous: Option<Role>, options: &PromptOptions<'_>) {
+    match message.role {
+        Role::System => {
+            prompt.special(SYSTEM);
+            prompt.plain(&message.content);
         }
-        self.plain(rest);
-    }
-
-    /// The first system block, which also carries effort, tools and schema; returns the messages after it.
-    fn opening<'m>(&mut self, messages: &'m [Message], options: &PromptOptions<'_>) -> &'m [Message] {
-        let (system, rest) = match messages.split_first() {
-            Some((first, rest)) if first.role == Role::System => (Some(first), rest),
-            _ => (None, messages),
-        };
-        let carries = options.thinking.is_on() || !options.tools.is_empty() || options.response_schema.is_some();
-        if system.is_none() && !carries {
-            return rest;
+        Role::LatestReminder => {
+            prompt.special(REMINDER);
+            prompt.plain(&message.content);
         }
-        self.special(SYSTEM);
-        if let Thinking::Level(level) = options.thinking {
-            self.plain(&format!(
-                "Reasoning Effort: {level} (range 1-100, the higher the value, the more thorough the reasoning)\n\n"
-            ));
-        }
-        self.plain(system.map_or("", |message| &message.content));
-        if !options.tools.is_empty() {
-            self.tools(options.tools);
-        }
-        if let Some(schema) = options.response_schema {
-            self.plain(FORMAT_HEAD);
-            self.plain(&json_style::to_line(schema));
-        }
-        rest
-    }
-
-    fn tools(&mut self, tools: &[ToolDefinition]) {
-        self.plain("\n\n");
-        self.wording(TOOLS_HEAD);
-        self.plain("\n");
-        for tool in tools {
-            let schema = serde_json::json!({
-                "name": tool.name, "description": tool.description, "parameters": tool.parameters,
-            });
-            self.plain(&json_style::to_line(&schema));
-            self.plain("\n");
-        }
-        self.plain(TOOLS_TAIL);
-    }
-
-    /// One complete message; `previous` is the role of the message before it, after the opening.
-    fn message(&mut self, message: &Message, previous: Option<Role>, options: &PromptOptions<'_>) {
-        match message.role {
-            Role::System => {
-                self.special(SYSTEM);
-                self.plain(&message.content);
+        Role::User | Role::Tool => prompt.user(message, matches!(previous, Some(Role::User | Role::Tool))),
+        Role::Assistant => {
+            prompt.special(ASSISTANT);
+            if options.thinking.is_on() && !options.tools.is_empty() {
+                prompt.special(THINK);
+                prompt.plain(message.reasoning.as_deref().unwrap_or_default());
             }
-            Role::LatestReminder => {
-                self.special(REMINDER);
-                self.plain(&message.content);
-            }
-            Role::User | Role::Tool => {
-                match previous {
-                    Some(Role::User | Role::Tool) => self.plain("\n\n"),
-                    _ => self.special(USER),
-                }
-                match message.role {
-                    Role::Tool => self.plain(&format!("<tool_result>{}</tool_result>", message.content)),
-                    _ => self.plain(&message.content),
-                }
-            }
-            Role::Assistant => {
-                self.special(ASSISTANT);
-                if options.thinking.is_on() && !options.tools.is_empty() {
-                    self.special(THINK);
-                    self.plain(message.reasoning.as_deref().unwrap_or_default());
-                }
-                self.special(THINK_END);
-                self.answer(message);
-                self.special(END);
-            }
+            prompt.special(THINK_END);
+            prompt.answer(message);
+            prompt.special(END);
         }
     }
+}
 
-    /// An answer to be continued: no end token, and reasoning without an answer stays open.
-    fn partial_answer(&mut self, message: &Message, thinking: Thinking) {
-        self.special(ASSISTANT);
-        let is_open = message.content.is_empty() && message.tool_calls.is_empty();
-        if thinking.is_on() {
-            self.special(THINK);
-            self.plain(message.reasoning.as_deref().unwrap_or_default());
-        }
-        if !thinking.is_on() || !is_open {
-            self.special(THINK_END);
-        }
-        self.answer(message);
+/// An answer to be continued: no end token, and reasoning without an answer stays open.
+fn partial_answer(prompt: &mut Prompt, message: &Message, thinking: Thinking) {
+    prompt.special(ASSISTANT);
+    let is_open = message.content.is_empty() && message.tool_calls.is_empty();
+    if thinking.is_on() {
+        prompt.special(THINK);
+        prompt.plain(message.reasoning.as_deref().unwrap_or_default());
     }
-
-    fn answer(&mut self, message: &Message) {
-        self.plain(&message.content);
-        if message.tool_calls.is_empty() {
-            return;
-        }
-        self.calls_open();
-        for call in &message.tool_calls {
-            self.call(call);
-        }
-        self.tag("</", " calls>");
+    if !thinking.is_on() || !is_open {
+        prompt.special(THINK_END);
     }
-
-    fn calls_open(&mut self) {
-        self.plain("\n\n");
-        self.tag("<", " calls>\n");
-    }
-
-    /// A tool tag: `open`, the DSML token, and the text after it.
-    fn tag(&mut self, open: &str, rest: &str) {
-        self.plain(open);
-        self.special(DSML);
-        self.plain(rest);
-    }
-
-    fn call(&mut self, call: &ToolCall) {
-        self.tag("<", &format!(" invoke name=\"{}\">\n", call.name));
-        match serde_json::from_str::<Value>(&call.arguments) {
-            Ok(Value::Object(arguments)) => {
-                for (name, value) in &arguments {
-                    self.parameter(name, value);
-                }
-                if arguments.is_empty() {
-                    self.plain("\n");
-                }
-            }
-            // What is no JSON object goes in as one text, so that the model sees its own mistake.
-            _ => self.parameter("arguments", &Value::String(call.arguments.clone())),
-        }
-        self.tag("</", " invoke>\n");
-    }
-
-    fn parameter(&mut self, name: &str, value: &Value) {
-        let (is_text, text) = match value {
-            Value::String(text) => (true, text.clone()),
-            other => (false, json_style::to_line(other)),
-        };
-        self.tag("<", &format!(" parameter name=\"{name}\" string=\"{is_text}\">{text}"));
-        self.tag("</", " parameter>\n");
-    }
+    prompt.answer(message);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::models::blocks::dsml::{DSML, USER};
+    use crate::text::chat::ToolCall;
     use crate::text::joined;
+
+    const FORMAT_HEAD: &str = "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n";
 
     const NO_THINKING: PromptOptions<'static> = PromptOptions {
         thinking: Thinking::Off,

@@ -64,6 +64,8 @@ impl<B: Backend> Pass<'_, B> {
         };
         let out = ops::PairsOut { pooled: &mut w.pooled, open_values: &mut next.values, open_gates: &mut next.gates };
         let closed = ctx.backend.pool_pairs(op, out)?;
+        self.state.keep_pairs(owner, ctx, (&self.work.pair_values, &self.work.pair_gates))?;
+        let w = &mut *self.work;
         ctx.norm(&w.pooled, &weights.norm, (closed, width), &mut w.latent)?;
         Ok(closed)
     }

@@ -3,6 +3,9 @@
 //! Surprising fact: the n-gram geometry has no keys of its own; it follows from the lengths of primes and multipliers.
 
 use super::schedule::{self, LayerPlan};
+use crate::models::blocks::hyper_connections::HcShape;
+use crate::models::blocks::moe::{MoeRules, MoeSizes};
+use crate::models::blocks::rotary::{Yarn, plain_freqs, yarn_freqs};
 use crate::models::metadata::{ConfigError, Keys, MetadataView};
 
 /// `general.architecture` of these files.
@@ -10,16 +13,6 @@ pub const ARCH: &str = "deepseek41";
 
 /// Largest width, count or length that is believed; products of two stay far inside 64 bits.
 const DIM_MAX: u64 = 1 << 20;
-
-/// Rotary embedding of layers that see compressed rows (YaRN).
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Yarn {
-    pub theta: f32,
-    pub factor: f32,
-    pub original_positions: f32,
-    pub beta_fast: f32,
-    pub beta_slow: f32,
-}
 
 /// N-gram tables and their hash (spec 4).
 #[derive(Clone, PartialEq, Debug)]
@@ -191,9 +184,19 @@ impl Config {
         self.streams * (self.streams + 2)
     }
 
+    /// Which layers make compressed rows.
+    pub fn makes_rows(&self) -> Vec<bool> {
+        self.layers.iter().map(|plan| plan.makes_rows).collect()
+    }
+
     /// Compressed rows that `owner` may hold at a context of `ctx` tokens (spec 5.1).
     pub fn owner_rows(&self, owner: usize, ctx: usize) -> usize {
         ctx / self.layers[self.owners[owner]].ratio + 1
+    }
+
+    /// Tokens before the current one that a table row depends on.
+    pub fn look_back(&self) -> usize {
+        self.engram.as_ref().map_or(0, EngramConfig::look_back)
     }
 
     /// Most compressed rows that any layer sees at a context of `ctx` tokens.
@@ -203,28 +206,30 @@ impl Config {
 
     /// Angle per position of each rotated pair (spec 3.5): plain for ratio 0, YaRN otherwise.
     pub fn rope_freqs(&self, compressed: bool) -> Vec<f32> {
-        let rotary = self.rotary as f64;
-        let base = |theta: f32, i: usize| f64::from(theta).powf(-2.0 * i as f64 / rotary);
-        if !compressed {
-            return (0..self.rotary / 2).map(|i| base(self.rope_theta, i) as f32).collect();
+        if compressed { yarn_freqs(&self.yarn, self.rotary) } else { plain_freqs(self.rope_theta, self.rotary) }
+    }
+
+    /// Sizes and constants of the hyper-connections.
+    pub fn hc_shape(&self) -> HcShape {
+        HcShape {
+            streams: self.streams,
+            hidden: self.hidden,
+            rms_eps: self.rms_eps,
+            hc_eps: self.hc_eps,
+            iterations: self.sinkhorn_iterations,
         }
-        let yarn = self.yarn;
-        let theta = f64::from(yarn.theta);
-        let turns_at = |beta: f32| {
-            let ratio = f64::from(yarn.original_positions) / (f64::from(beta) * std::f64::consts::TAU);
-            rotary * ratio.ln() / (2.0 * theta.ln())
-        };
-        let low = turns_at(yarn.beta_fast).floor().max(0.0);
-        let high = turns_at(yarn.beta_slow).ceil().min(rotary - 1.0);
-        // The published code widens an empty ramp by this much, so as not to divide by zero.
-        let span = if high > low { high - low } else { 0.001 };
-        (0..self.rotary / 2)
-            .map(|i| {
-                let ramp = ((i as f64 - low) / span).clamp(0.0, 1.0);
-                let plain = base(yarn.theta, i);
-                (plain * (1.0 - ramp) + plain / f64::from(yarn.factor) * ramp) as f32
-            })
-            .collect()
+    }
+
+    /// Sizes of the expert half for buffers of `rows` rows.
+    pub fn moe_sizes(&self, rows: usize) -> MoeSizes {
+        let (experts, k) = (self.experts, self.experts_per_token);
+        MoeSizes { hidden: self.hidden, experts, k, width: self.expert_width, rows }
+    }
+
+    /// Constants of the expert half (spec 3.9).
+    pub fn moe_rules(&self) -> MoeRules {
+        let limit = self.swiglu_limit;
+        MoeRules { scale: self.routed_scale, normalise: self.normalise_top_k, limit, shared_limit: limit }
     }
 }
 

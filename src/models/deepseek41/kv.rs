@@ -2,12 +2,20 @@
 //! Never changes what is at or before `len` until a chunk is complete, so a failed chunk leaves no trace.
 //! Surprising fact: rings are longer than the window by one chunk. A whole chunk is written before it is attended, and
 //! what it overwrites is older than anything that the rows at `len` still see. A sweep of several chunks overwrites more, so it begins
-//! with a copy of what the rows at `len` see.
+//! with a copy of what the rows at `len` see. What can be gone back to, saved and loaded is in `snapshot`.
+
+use std::collections::VecDeque;
 
 use super::config::Config;
 use crate::backend::{Backend, BackendError};
 use crate::models::RunnerOptions;
+use crate::models::state::ROLLBACK_ROWS;
 use crate::units::TokenId;
+
+/// Latest tokens whose values and gates are kept beside the open pair: going back over [`ROLLBACK_ROWS`] may open an older one.
+pub const PAIR_ROWS: usize = ROLLBACK_ROWS + 1;
+/// Parts of the past that are remembered as within reach; older ones have left the rings long before, except in tiny sweeps.
+const SPANS_MAX: usize = 16;
 
 /// Values and gates of a token whose pair is not complete.
 pub struct OpenPair<B: Backend> {
@@ -23,6 +31,8 @@ pub struct OwnerState<B: Backend> {
     pub keys: Option<B::Buf>,
     /// Ratio 2: the pair as of `len`, and the one that the chunk under way leaves.
     pub open: Option<[OpenPair<B>; 2]>,
+    /// Ratio 2, `[PAIR_ROWS, head_dim]`: the latest tokens; position `p` is in slot `p mod PAIR_ROWS`.
+    pub recent: Option<OpenPair<B>>,
 }
 
 /// State of one sequence.
@@ -43,6 +53,12 @@ pub struct KvState<B: Backend> {
     pub len: usize,
     /// End of all that was ever written to the rings, failed sweeps and dropped tokens included.
     pub written: usize,
+    /// Positions before this one are in no ring: the state was loaded.
+    pub base: usize,
+    /// First position that `recent` holds; all up to `len` follow.
+    pub pairs_from: usize,
+    /// First and last lengths of parts of the past whose every window row was computed; between them sweeps left some out.
+    pub spans: VecDeque<(usize, usize)>,
 }
 
 /// Name and values of one buffer of the state.
@@ -61,17 +77,22 @@ fn owner_spans(config: &Config, owner: usize, ctx: usize) -> [Span; 3] {
 
 /// Bytes of the state at these options.
 pub fn kv_bytes(config: &Config, options: &RunnerOptions) -> u64 {
-    let windows = config.layers.len() * (config.window + options.chunk) * config.head_dim;
+    let windows = config.layers.len() * window_slots(config, options) * config.head_dim;
     let owners: usize = (0..config.owners.len())
         .map(|owner| {
             let [rows, keys, open] = owner_spans(config, owner, options.ctx);
-            rows.1 + keys.1 + 4 * open.1
+            rows.1 + keys.1 + (4 + 2 * PAIR_ROWS) * open.1
         })
         .sum();
     let saved_open: usize =
         (0..config.owners.len()).map(|owner| 2 * owner_spans(config, owner, options.ctx)[2].1).sum();
     let saved = config.layers.len() * saved_window_values(config, options);
     4 * (windows + owners + saved_open + saved) as u64
+}
+
+/// Rows of a window ring: a chunk, or what may be taken back, behind the window.
+fn window_slots(config: &Config, options: &RunnerOptions) -> usize {
+    config.window + options.chunk.max(ROLLBACK_ROWS)
 }
 
 /// Values of one layer's window that a sweep may overwrite.
@@ -82,20 +103,22 @@ fn saved_window_values(config: &Config, options: &RunnerOptions) -> usize {
 impl<B: Backend> KvState<B> {
     /// An empty state for up to `ctx` tokens.
     pub fn new(config: &Config, options: &RunnerOptions, backend: &B) -> Result<Self, BackendError> {
-        let window_slots = config.window + options.chunk;
+        let window_slots = window_slots(config, options);
         let windows = (0..config.layers.len())
             .map(|_| backend.alloc("window rows", window_slots * config.head_dim))
             .collect::<Result<_, _>>()?;
         let owners = (0..config.owners.len())
             .map(|owner| {
                 let [rows, keys, open] = owner_spans(config, owner, options.ctx);
-                let pair = || -> Result<OpenPair<B>, BackendError> {
-                    Ok(OpenPair { values: backend.alloc(open.0, open.1)?, gates: backend.alloc(open.0, open.1)? })
+                let pairs = |count: usize| -> Result<OpenPair<B>, BackendError> {
+                    let len = count * open.1;
+                    Ok(OpenPair { values: backend.alloc(open.0, len)?, gates: backend.alloc(open.0, len)? })
                 };
                 Ok(OwnerState {
                     rows: backend.alloc(rows.0, rows.1)?,
                     keys: (keys.1 > 0).then(|| backend.alloc(keys.0, keys.1)).transpose()?,
-                    open: if open.1 > 0 { Some([pair()?, pair()?]) } else { None },
+                    open: if open.1 > 0 { Some([pairs(1)?, pairs(1)?]) } else { None },
+                    recent: (open.1 > 0).then(|| pairs(PAIR_ROWS)).transpose()?,
                 })
             })
             .collect::<Result<_, BackendError>>()?;
@@ -111,36 +134,47 @@ impl<B: Backend> KvState<B> {
                 }
             })
             .collect::<Result<_, BackendError>>()?;
-        let (tail, open_now, len, written) = (Vec::new(), 0, 0, 0);
-        Ok(Self { windows, window_slots, owners, open_now, saved_windows, saved_open, tail, len, written })
+        Ok(Self {
+            windows,
+            window_slots,
+            owners,
+            open_now: 0,
+            saved_windows,
+            saved_open,
+            tail: Vec::new(),
+            len: 0,
+            written: 0,
+            base: 0,
+            pairs_from: 0,
+            spans: VecDeque::with_capacity(SPANS_MAX + 1),
+        })
     }
 
     /// Forgets all tokens. Buffers keep their bytes: nothing behind `len` is ever read.
     pub fn reset(&mut self) {
-        self.len = 0;
-        self.written = 0;
+        (self.len, self.written, self.base, self.pairs_from) = (0, 0, 0, 0);
         self.tail.clear();
+        self.spans.clear();
     }
 
-    /// Goes back to `kept`, the first tokens; says whether that was possible. Nothing is copied: what was written since must not have
-    /// reached the part of the rings that the row at the new end sees, and the new end must not be inside a pair, whose values are gone.
-    pub fn rewind(&mut self, kept: &[TokenId], (window, look_back): (usize, usize)) -> bool {
-        assert!(kept.len() <= self.len, "a state of {} tokens cannot go back to {}", self.len, kept.len());
-        if kept.len() == self.len {
-            return true;
-        }
-        let is_inside_pair = kept.len() % 2 == 1 && self.owners.iter().any(|o| o.open.is_some());
-        if self.written - kept.len() > self.window_slots - window || is_inside_pair {
-            return false;
-        }
-        self.len = kept.len();
-        self.tail = kept[kept.len().saturating_sub(look_back)..].to_vec();
-        true
+    /// A sweep of `rows` rows begins, which will write to the rings whether it ends well or not.
+    pub fn begin(&mut self, rows: usize) {
+        let end = self.len + rows;
+        self.written = self.written.max(end);
+        self.pairs_from = self.pairs_from.max(end.saturating_sub(PAIR_ROWS));
     }
 
-    /// Accepts a chunk that went through all layers.
-    pub fn commit(&mut self, tokens: &[TokenId], look_back: usize) {
+    /// Accepts a sweep that went through all layers; its last `reach` rows can be taken back.
+    pub fn commit(&mut self, tokens: &[TokenId], look_back: usize, reach: usize) {
+        let start = self.len;
         self.len += tokens.len();
+        match self.spans.back_mut() {
+            Some(span) if reach >= tokens.len() => span.1 = self.len,
+            _ => self.spans.push_back((self.len - reach.min(self.len - start), self.len)),
+        }
+        if self.spans.len() > SPANS_MAX {
+            self.spans.pop_front();
+        }
         // An even length leaves no open pair; an odd one left it in the other buffer.
         self.open_now ^= 1;
         self.tail.extend_from_slice(&tokens[tokens.len().saturating_sub(look_back)..]);
@@ -200,7 +234,7 @@ impl<B: Backend> KvState<B> {
         let mut values: usize = self.windows.iter().map(|w| backend.len(w)).sum();
         for owner in &self.owners {
             values += backend.len(&owner.rows) + owner.keys.as_ref().map_or(0, |k| backend.len(k));
-            for pair in owner.open.iter().flatten() {
+            for pair in owner.open.iter().flatten().chain(&owner.recent) {
                 values += backend.len(&pair.values) + backend.len(&pair.gates);
             }
         }

@@ -1,33 +1,30 @@
 //! DeepSeek V4.1 text models. Each file names the section of the specification that it implements: `config` 1.1, 1.3;
 //! `schedule` 1.2; `weights` 2; `pass` 3.1, 3.3; `hyper_connections` 3.2; `attention` 3.4, 3.5, 3.8; `compressor` 3.6;
-//! `indexer` 3.7; `moe` 3.9; `head` 3.11; `suffix`, `sweep`, `runner` 3.13; `engram` 4; `kv` 5; `ahead` 7.4.
+//! `indexer` 3.7; `head` 3.11; `sweep`, `runner` 3.13; `engram` 4; `kv`, `snapshot` 5. Experts (3.9, 7.4), the rows that a sweep may leave
+//! out (3.13) and other parts that are not of this architecture alone are in `models::blocks`.
 //! Never rounds activations to BF16 (spec 3.12 lists where the published code does): they stay F32, as in the golden
 //! values. Surprising fact: only what is cached is rounded (spec 3.10), and that rounding is part of the model.
 
-mod ahead;
 mod attention;
 mod carry;
 pub mod chat;
 mod compressor;
 mod config;
 mod engram;
-mod grouping;
-mod guess;
 mod head;
 mod hyper_connections;
 mod indexer;
 mod kv;
 mod matrix_inputs;
-mod moe;
 mod pass;
 mod row_feed;
 mod runner;
 mod schedule;
-mod suffix;
+mod snapshot;
 mod sweep;
 mod weights;
 mod workspace;
 
-pub use config::{ARCH, Config, EngramConfig, Yarn};
+pub use config::{ARCH, Config, EngramConfig};
 pub use runner::DeepSeek41;
 pub use schedule::LayerPlan;

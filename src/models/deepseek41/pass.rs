@@ -8,6 +8,9 @@ use super::weights::{LayerWeights, Weights};
 use super::workspace::Workspace;
 use crate::backend::ops::{self, CacheFormat};
 use crate::backend::{Backend, BackendError};
+use crate::models::blocks::hyper_connections::Hc;
+use crate::models::blocks::moe::Moe;
+use crate::models::blocks::probing::{Place, show, show_ids};
 use crate::models::probe::{Point, Probe};
 use crate::units::TokenId;
 
@@ -73,6 +76,31 @@ impl<'a, B: Backend> Ctx<'a, B> {
             first_pos: self.first_pos,
             pos_step: 1,
             inverse: false,
+        }
+    }
+
+    /// The hyper-connection ops for this chunk.
+    pub fn hc(&self) -> Hc<'a, B> {
+        Hc { backend: self.backend, shape: self.config.hc_shape(), rows: self.rows }
+    }
+
+    /// The expert half of `layer` over the work buffers.
+    pub fn moe<'p>(&self, layer: usize, w: &'p mut Workspace<B>, probe: Option<&'p mut (dyn Probe + 'p)>) -> Moe<'p, B>
+    where
+        'a: 'p,
+    {
+        Moe {
+            backend: self.backend,
+            sizes: self.config.moe_sizes(self.rows),
+            rules: self.config.moe_rules(),
+            weights: &self.layer(layer).moe,
+            layer,
+            first_pos: self.first_pos,
+            rows: self.rows,
+            x: &mut w.x,
+            y: &mut w.y,
+            work: &mut w.moe.0,
+            probe,
         }
     }
 
@@ -164,12 +192,8 @@ impl<B: Backend> Pass<'_, B> {
         (rows, width): (usize, usize),
         buf: impl Fn(&Workspace<B>) -> &B::Buf,
     ) -> Result<(), BackendError> {
-        if let Some(probe) = self.probe.as_mut().filter(|p| p.wants(point)) {
-            let mut values = vec![0.0; rows * width];
-            self.ctx.backend.download(buf(self.work), 0, &mut values)?;
-            probe.values(point, layer, first_pos, width, &values);
-        }
-        Ok(())
+        let place = Place { point, layer, first_pos };
+        show(self.ctx.backend, self.probe.as_deref_mut(), place, (rows, width), buf(self.work))
     }
 
     /// Shows `[rows, width]` ids to a probe that wants them.
@@ -180,11 +204,13 @@ impl<B: Backend> Pass<'_, B> {
         width: usize,
         ids: impl Fn(&Workspace<B>) -> &B::Ids,
     ) -> Result<(), BackendError> {
-        if let Some(probe) = self.probe.as_mut().filter(|p| p.wants(point)) {
-            let mut values = vec![0; self.ctx.rows * width];
-            self.ctx.backend.download_ids(ids(self.work), 0, &mut values)?;
-            probe.ids(point, layer, self.ctx.first_pos, width, &values);
-        }
-        Ok(())
+        let place = Place { point, layer, first_pos: self.ctx.first_pos };
+        show_ids(self.ctx.backend, self.probe.as_deref_mut(), place, (self.ctx.rows, width), ids(self.work))
+    }
+
+    /// Spec 3.9: the expert half of `layer`.
+    pub fn moe(&mut self, layer: usize) -> Moe<'_, B> {
+        let probe = self.probe.as_mut().map(|p| &mut **p as &mut dyn Probe);
+        self.ctx.moe(layer, &mut *self.work, probe)
     }
 }

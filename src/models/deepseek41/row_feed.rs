@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use super::config::EngramConfig;
 use super::runner::{PendingRows, submit_rows};
-use super::suffix::{Piece, Suffix};
 use crate::models::ModelError;
+use crate::models::blocks::suffix::{Piece, Suffix};
 use crate::models::supply::{RowSupply, RowTicket};
 use crate::units::TokenId;
 

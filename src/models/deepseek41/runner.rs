@@ -4,20 +4,24 @@
 
 use std::sync::Arc;
 
-use super::carry::{Carry, row_bytes};
+use super::carry::{Carry, CarrySizes};
 use super::config::{ARCH, Config, EngramConfig};
-use super::grouping::Grouping;
 use super::kv::{KvState, kv_bytes};
 use super::matrix_inputs::{matrix_inputs, products};
 use super::pass::{Ctx, Pass};
 use super::row_feed::RowFeed;
-use super::suffix::Suffix;
-use super::sweep::Sweep;
+use super::snapshot;
+use super::sweep::SweepRows;
 use super::weights::{Weights, tensor_specs};
-use super::workspace::{Workspace, scratch_bytes};
+use super::workspace::{Sizes, Workspace};
 use crate::backend::Backend;
+use crate::models::blocks::grouping::Grouping;
+use crate::models::blocks::moe::{self, MoeCarry};
+use crate::models::blocks::suffix::Suffix;
+use crate::models::blocks::sweep::Sweep;
 use crate::models::metadata::MetadataView;
 use crate::models::probe::{MatrixInput, Probe};
+use crate::models::state::{StateError, StatePart, StateSink, StateSource};
 use crate::models::supply::{ExpertSupply, RowSupply, RowTicket};
 use crate::models::weights::{TensorSpec, WeightSource};
 use crate::models::{
@@ -44,9 +48,14 @@ impl ModelConfig for Config {
     }
 
     fn runner_bytes(&self, options: &RunnerOptions) -> RunnerBytes {
-        let carry = options.sweep_rows() as u64 * row_bytes(self, options);
-        let scratch = scratch_bytes(self, options) + carry + Host::bytes_for(self, options);
+        let experts = moe::CarrySizes(self.moe_sizes(options.sweep_rows()));
+        let carry = CarrySizes::new(self, options).bytes() + experts.bytes();
+        let scratch = Sizes::new(self, options).bytes() + carry + Host::bytes_for(self, options);
         RunnerBytes { kv: kv_bytes(self, options), scratch }
+    }
+
+    fn frontier_bytes(&self) -> u64 {
+        snapshot::frontier_bytes(self)
     }
 
     fn products(&self, options: &RunnerOptions) -> Vec<Product> {
@@ -98,8 +107,9 @@ impl<B: Backend> Model<B> for DeepSeek41<B> {
         }
         Ok(Box::new(Runner {
             state: KvState::new(&self.config, &options, &*self.backend)?,
-            work: Workspace::new(&self.config, &options, &*self.backend)?,
-            carry: Carry::new(&self.config, &options, &*self.backend)?,
+            work: Workspace::new(Sizes::new(&self.config, &options), &*self.backend)?,
+            carry: Carry::new(CarrySizes::new(&self.config, &options), &*self.backend)?,
+            expert_carry: MoeCarry::new(moe::CarrySizes(self.config.moe_sizes(options.sweep_rows())), &*self.backend)?,
             host: Host::new(&self.config, &options),
             model: self,
             options,
@@ -172,6 +182,7 @@ struct Runner<B: Backend> {
     state: KvState<B>,
     work: Workspace<B>,
     carry: Carry<B>,
+    expert_carry: MoeCarry<B>,
     pending: Option<PendingRows>,
     host: Host,
 }
@@ -220,27 +231,33 @@ impl<B: Backend> Runner<B> {
             let want = if want == Want::Last && !after.is_empty() { Want::None } else { want };
             let probe = probe.as_mut().map(|p| &mut **p as &mut dyn Probe);
             let done = tokens.len() - rest.len();
-            self.state.written = self.state.written.max(self.state.len + now.len());
-            match now {
-                [token] => self.run_row(*token, want, sink, probe)?,
+            self.state.begin(now.len());
+            let reach = match now {
+                [token] => {
+                    self.run_row(*token, want, sink, probe)?;
+                    1
+                }
                 _ => {
                     let saved = self.state.save(&self.model.config, &*self.model.backend, now.len());
                     let told = &mut |rows| progress(done + rows);
-                    if let Err(error) =
-                        saved.map_err(Into::into).and_then(|()| self.run_sweep((now, after), want, sink, probe, told))
-                    {
-                        self.state.restore(&self.model.config, &*self.model.backend, now.len())?;
-                        return Err(error);
+                    let swept =
+                        saved.map_err(Into::into).and_then(|()| self.run_sweep((now, after), want, sink, probe, told));
+                    match swept {
+                        Ok(reach) => reach,
+                        Err(error) => {
+                            self.state.restore(&self.model.config, &*self.model.backend, now.len())?;
+                            return Err(error);
+                        }
                     }
                 }
-            }
-            self.state.commit(now, self.model.config.engram.as_ref().map_or(0, |e| e.look_back()));
+            };
+            self.state.commit(now, self.model.config.look_back(), reach);
             rest = after;
         }
         Ok(())
     }
 
-    /// One sweep of several rows; `after` are the tokens behind it.
+    /// One sweep of several rows; `after` are the tokens behind it. Returns how many of its rows can be taken back.
     fn run_sweep(
         &mut self,
         (tokens, after): (&[TokenId], &[TokenId]),
@@ -248,7 +265,7 @@ impl<B: Backend> Runner<B> {
         sink: &mut LogitSink<'_>,
         mut probe: Option<&mut dyn Probe>,
         progress: &mut Progress<'_>,
-    ) -> Result<(), ModelError> {
+    ) -> Result<usize, ModelError> {
         let (rows, chunk) = (tokens.len(), self.options.chunk);
         let pending = self.take_pending(tokens);
         let model = self.model.clone();
@@ -260,10 +277,11 @@ impl<B: Backend> Runner<B> {
         };
         // A probe looks at all rows.
         let suffix = match self.options.decoder_suffix && probe.is_none() {
-            true => Suffix::exact(config, rows, seen),
-            false => Suffix::none(config, rows),
+            true => Suffix::exact(&config.makes_rows(), config.window, rows, seen),
+            false => Suffix::none(config.layers.len(), rows),
         };
         model.counters.count(rows, config.layers.len(), suffix.skipped());
+        let reach = suffix.reach();
         let mut feed = match (&config.engram, self.rows.as_deref()) {
             (Some(engram), Some(supply)) => {
                 Some(RowFeed::start((engram, supply), (&self.state.tail, tokens), (&suffix, chunk), pending)?)
@@ -279,26 +297,38 @@ impl<B: Backend> Runner<B> {
             first_pos: self.state.len,
             piece: 0,
         };
-        let mut sweep = Sweep {
+        let Host { grouping, row_bytes, row_values, logits, .. } = &mut self.host;
+        let layers = SweepRows {
             ctx,
             state: &mut self.state,
             work: &mut self.work,
             carry: &mut self.carry,
-            host: &mut self.host,
-            experts: &*self.experts,
+            rows_host: (row_bytes, row_values),
+            logits,
             probe: probe.as_mut().map(|p| &mut **p as &mut dyn Probe),
-            suffix,
-            chunk,
+            feed: feed.as_mut(),
             tokens,
+        };
+        let mut sweep = Sweep {
+            backend: &*model.backend,
+            layers,
+            layer_count: config.layers.len(),
+            sizes: config.moe_sizes(rows),
+            carry: &mut self.expert_carry,
+            grouping,
+            experts: &*self.experts,
+            suffix: &suffix,
+            rows,
+            chunk,
             progress,
         };
-        sweep.layers(feed.as_mut())?;
+        sweep.run()?;
         sweep.logits(seen, sink)?;
         if let Some(feed) = feed {
             let ahead = &after[..after.len().min(self.options.sweep_rows())];
             self.pending = feed.ask_ahead(self.state.len + rows, ahead, chunk)?;
         }
-        Ok(())
+        Ok(reach)
     }
 
     /// One token through all layers.
@@ -335,7 +365,9 @@ impl<B: Backend> Runner<B> {
             }
             pass.attention_sublayer(layer)?;
             pass.enter_ffn(layer)?;
-            pass.moe_row(layer, &*self.experts, &mut self.host.grouping)?;
+            pass.moe(layer).route(None)?;
+            let next = model.weights.layers.get(layer + 1).map(|next| &next.moe);
+            pass.moe(layer).row(&*self.experts, &mut self.host.grouping, next)?;
             pass.leave_ffn(layer)?;
         }
         if want != Want::None {
@@ -386,7 +418,8 @@ impl<B: Backend> ModelRunner for Runner<B> {
 
     fn bytes(&self) -> RunnerBytes {
         let backend = &*self.model.backend;
-        let scratch = self.work.allocated_bytes(backend) + self.carry.allocated_bytes(backend) + self.host.bytes;
+        let carry = self.carry.allocated_bytes(backend) + self.expert_carry.allocated_bytes(backend);
+        let scratch = self.work.allocated_bytes(backend) + carry + self.host.bytes;
         RunnerBytes { kv: self.state.allocated_bytes(backend), scratch }
     }
 
@@ -395,15 +428,42 @@ impl<B: Backend> ModelRunner for Runner<B> {
         self.pending = None;
     }
 
+    fn reach(&self, len: usize) -> usize {
+        self.state.reach(len, self.model.config.window)
+    }
+
     fn rewind(&mut self, kept: &[TokenId]) -> usize {
         self.pending = None;
-        let config = &self.model.config;
-        let look_back = config.engram.as_ref().map_or(0, |e| e.look_back());
-        if self.state.rewind(kept, (config.window, look_back)) {
-            return kept.len();
+        let model = self.model.clone();
+        match self.state.rewind(kept, &model.config, &*model.backend) {
+            Ok(true) => kept.len(),
+            // A copy that the device refused: whatever is computed next will say so.
+            Ok(false) | Err(_) => {
+                self.reset();
+                0
+            }
         }
-        self.reset();
-        0
+    }
+
+    fn save_state(&mut self, part: StatePart, sink: &mut dyn StateSink) -> Result<(), StateError> {
+        let model = &self.model;
+        self.state.save_to(part, &model.config, &*model.backend, sink)
+    }
+
+    fn load_state(
+        &mut self,
+        part: StatePart,
+        kept: &[TokenId],
+        source: &mut dyn StateSource,
+    ) -> Result<(), StateError> {
+        self.pending = None;
+        let model = &self.model;
+        let ctx = self.options.ctx;
+        let loaded = self.state.load_from((part, kept, ctx), &model.config, &*model.backend, source);
+        if loaded.is_err() {
+            self.state.reset();
+        }
+        loaded
     }
 
     fn prefetch_rows(&mut self, tokens: &[TokenId]) -> Result<(), ModelError> {

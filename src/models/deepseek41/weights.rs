@@ -4,14 +4,9 @@
 
 use super::config::Config;
 use crate::backend::Backend;
+use crate::models::blocks::hyper_connections::HcWeights;
+use crate::models::blocks::moe::MoeWeights;
 use crate::models::weights::{Loader, Residency, TensorSpec, TypeClass, WeightSource, WeightsError, check};
-
-/// Hyper-connection tensors of one sublayer.
-pub struct HcWeights<B: Backend> {
-    pub mix: B::Mat,
-    pub base: B::Buf,
-    pub scale: B::Buf,
-}
 
 /// Query, window and output tensors of one layer.
 pub struct AttentionWeights<B: Backend> {
@@ -40,16 +35,6 @@ pub struct CompressorWeights<B: Backend> {
 pub struct IndexerWeights<B: Backend> {
     pub q_b: B::Mat,
     pub head_weights: B::Mat,
-}
-
-/// Router and shared expert of one layer.
-pub struct MoeWeights<B: Backend> {
-    pub norm: B::Buf,
-    pub router: B::Mat,
-    pub bias: B::Buf,
-    pub shared_gate: B::Mat,
-    pub shared_up: B::Mat,
-    pub shared_down: B::Mat,
 }
 
 /// Tensors of a layer with n-gram memory, without the table.
@@ -241,7 +226,7 @@ impl<B: Backend> LayerWeights<B> {
             moe: MoeWeights {
                 norm: vector("ffn_norm")?,
                 router: matrix("ffn_gate_inp")?,
-                bias: loader.vector(&format!("blk.{layer}.exp_probs_b.bias"))?,
+                bias: Some(loader.vector(&format!("blk.{layer}.exp_probs_b.bias"))?),
                 shared_gate: matrix("ffn_gate_shexp")?,
                 shared_up: matrix("ffn_up_shexp")?,
                 shared_down: matrix("ffn_down_shexp")?,

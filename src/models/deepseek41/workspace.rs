@@ -1,18 +1,17 @@
 //! Work memory of a forward pass: every buffer, allocated once, sized for one chunk.
-//! Never grows after the start. Surprising fact: the list of buffers is written once, in `workspace!`; the planner's
-//! number and the allocation both come from it.
+//! Never grows after the start. Surprising fact: buffers that follow the context (index scores, masks) are kept for few rows only.
 
 use super::config::Config;
 use crate::backend::ops::SCORE_STRIDE;
 use crate::backend::{Backend, BackendError};
 use crate::models::RunnerOptions;
+use crate::models::blocks::buffers;
+use crate::models::blocks::moe::MoeWork;
 
 /// Rows whose index scores are held at a time.
 pub const SCORE_ROWS_MAX: usize = 16;
 /// Rows that go through the output head at a time.
 pub const LOGIT_ROWS_MAX: usize = 16;
-/// Rows that are cleared at a time.
-pub const ZERO_ROWS: usize = 16;
 
 /// Words of one row's candidate mask.
 pub fn mask_words(config: &Config, options: &RunnerOptions) -> usize {
@@ -20,7 +19,7 @@ pub fn mask_words(config: &Config, options: &RunnerOptions) -> usize {
 }
 
 /// Sizes that the buffers follow.
-struct Sizes<'a> {
+pub struct Sizes<'a> {
     c: &'a Config,
     /// Rows of a chunk.
     rows: usize,
@@ -33,7 +32,8 @@ struct Sizes<'a> {
 }
 
 impl<'a> Sizes<'a> {
-    fn new(c: &'a Config, options: &RunnerOptions) -> Self {
+    /// For a chunk of `options`.
+    pub fn new(c: &'a Config, options: &RunnerOptions) -> Self {
         let compressed = c.compressed_rows_max(options.ctx);
         Self {
             c,
@@ -45,51 +45,9 @@ impl<'a> Sizes<'a> {
     }
 }
 
-/// Declares the workspace: each buffer with its shape, in values or ids.
-macro_rules! workspace {
-    ($sizes:ident; bufs { $($(#[$doc:meta])* $buf:ident: $len:expr,)* } ids { $($(#[$id_doc:meta])* $ids:ident: $id_len:expr,)* }) => {
-        /// Buffers of a forward pass.
-        pub struct Workspace<B: Backend> {
-            $($(#[$doc])* pub $buf: B::Buf,)*
-            $($(#[$id_doc])* pub $ids: B::Ids,)*
-            /// Values of one row of `scores`.
-            pub score_stride: usize,
-            /// Words of one row of `candidates`.
-            pub words: usize,
-        }
-
-        impl<B: Backend> Workspace<B> {
-            /// Allocates all buffers.
-            pub fn new(config: &Config, options: &RunnerOptions, backend: &B) -> Result<Self, BackendError> {
-                let $sizes = Sizes::new(config, options);
-                let mut work = Self {
-                    $($buf: backend.alloc(stringify!($buf), $len)?,)*
-                    $($ids: backend.alloc_ids(stringify!($ids), $id_len)?,)*
-                    score_stride: $sizes.stride,
-                    words: $sizes.words,
-                };
-                backend.upload(&vec![1.0; $sizes.rows], &mut work.ones, 0)?;
-                Ok(work)
-            }
-
-            /// Bytes that the buffers really take.
-            pub fn allocated_bytes(&self, backend: &B) -> u64 {
-                let values = 0 $(+ backend.len(&self.$buf))* $(+ backend.len_ids(&self.$ids))*;
-                4 * values as u64
-            }
-        }
-
-        /// Bytes of work memory at these options.
-        pub fn scratch_bytes(config: &Config, options: &RunnerOptions) -> u64 {
-            let $sizes = Sizes::new(config, options);
-            let values: usize = 0 $(+ $len)* $(+ $id_len)*;
-            4 * values as u64
-        }
-    };
-}
-
-workspace! {
-    s;
+buffers! {
+    /// Buffers of a forward pass.
+    Workspace, s: Sizes<'_>;
     bufs {
         /// `[rows, streams, hidden]`: the residual state.
         streams: s.rows * s.c.streams * s.c.hidden,
@@ -141,30 +99,6 @@ workspace! {
         index_weights: s.rows * s.c.index_heads,
         /// `[score rows, score_stride]`.
         scores: s.rows.min(SCORE_ROWS_MAX) * s.stride,
-        /// `[rows, experts]`.
-        router_logits: s.rows * s.c.experts,
-        /// `[rows, k]`.
-        router_weights: s.rows * s.c.experts_per_token,
-        /// `[rows, hidden]`: rows of one expert.
-        expert_x: s.rows * s.c.hidden,
-        /// `[rows, expert_width]`: gate, then the product of both, of one expert or the shared one.
-        expert_gate: s.rows * s.c.expert_width,
-        /// `[rows, expert_width]`.
-        expert_up: s.rows * s.c.expert_width,
-        /// `[rows, hidden]`: output of one expert.
-        expert_y: s.rows * s.c.hidden,
-        /// `[k, hidden]`: outputs of the experts of a single row, by rising expert.
-        expert_out: s.c.experts_per_token * s.c.hidden,
-        /// `[rows]` or `[k]`: weights of the outputs that are being added.
-        expert_weights: s.rows.max(s.c.experts_per_token),
-        /// `[rows, hidden]`: sums that outputs are being added to.
-        sums: s.rows * s.c.hidden,
-        /// `[zero rows, hidden]`: zeros.
-        zeros: ZERO_ROWS * s.c.hidden,
-        /// `[rows]`: ones.
-        ones: s.rows,
-        /// `[rows, hidden]`: output of the shared expert.
-        shared_out: s.rows * s.c.hidden,
         /// `[rows, columns, width]`: decoded n-gram rows.
         engram_rows: s.rows * s.engram,
         /// `[rows, streams + 1, hidden]`.
@@ -185,9 +119,15 @@ workspace! {
         selected: s.rows * s.c.index_top_k,
         /// `[rows, words]`: candidate blocks, one bit each.
         candidates: s.rows * s.words,
-        /// `[rows, k]`.
-        router_ids: s.rows * s.c.experts_per_token,
-        /// `[k]`: places of a single row's weights, by rising expert.
-        places: s.c.experts_per_token,
+    }
+    parts {
+        /// Of the expert half.
+        moe: MoeWork of s.c.moe_sizes(s.rows),
+    }
+    fields {
+        /// Values of one row of `scores`.
+        score_stride: usize = s.stride,
+        /// Words of one row of `candidates`.
+        words: usize = s.words,
     }
 }

@@ -139,7 +139,7 @@ fn tensor_difference(
     if a.ty == b.ty && bytes_equal(a, b, files)? {
         return Ok(None);
     }
-    if types.contains(&QuantType::I8) {
+    if types.iter().any(|ty| !ty.is_numeric()) {
         return Ok(Some(TensorDifference::Raw { name, types }));
     }
     let sums = decoded_sums(a, b, files)?;

@@ -96,7 +96,7 @@ impl Recipe {
         if ty.row_bytes(columns).is_some() {
             return Ok(ty);
         }
-        let fits = |t: &QuantType| *t != QuantType::I8 && t.row_bytes(columns).is_some();
+        let fits = |t: &QuantType| t.is_numeric() && t.row_bytes(columns).is_some();
         let fitting: Vec<&str> = QuantType::ALL.into_iter().filter(fits).map(QuantType::name).collect();
         Err(ConvertError::DoesNotFit {
             tensor: tensor.into(),
@@ -155,7 +155,7 @@ impl FromStr for Target {
         if text.eq_ignore_ascii_case("native") {
             return Ok(Target::Native);
         }
-        let numeric = || QuantType::ALL.into_iter().filter(|t| *t != QuantType::I8);
+        let numeric = || QuantType::ALL.into_iter().filter(|t| t.is_numeric());
         match numeric().find(|t| t.name().eq_ignore_ascii_case(text)) {
             Some(ty) => Ok(Target::Type(ty)),
             None => {

@@ -43,6 +43,12 @@ impl ExpertCache {
         taken
     }
 
+    /// How many of `keys` are neither in memory nor on their way.
+    pub fn absent(&self, keys: &[ExpertKey]) -> usize {
+        let table = self.shared.table.lock();
+        keys.iter().filter(|key| !table.contains(**key)).count()
+    }
+
     /// Takes back the reads ahead that have not begun, of experts that are stale.
     pub fn cancel_ahead(&self, is_stale: &dyn Fn(ExpertKey) -> bool) {
         let batches = self.shared.table.lock().cancel_ahead(is_stale);

@@ -36,7 +36,7 @@ impl Form {
             (_, QuantType::Q2_K | QuantType::Q3_K | QuantType::Q4_K | QuantType::Q6_K | QuantType::IQ2_XXS) => {
                 Form::Block256
             }
-            (_, QuantType::I8) => panic!("I8 rows are bytes, not weights"),
+            (_, QuantType::I8 | QuantType::I32) => panic!("{ty} rows are no weights"),
         }
     }
 
@@ -115,7 +115,7 @@ impl Activations {
 
     /// Whether products with weights of `ty` can use these rows.
     pub fn suits(&self, ty: QuantType) -> bool {
-        ty != QuantType::I8 && (self.form == Form::Float || self.form == Form::of(Arithmetic::Fast, ty))
+        ty.is_numeric() && (self.form == Form::Float || self.form == Form::of(Arithmetic::Fast, ty))
     }
 
     /// Whether weights of `ty` would get these very rows in `mode`; rows that merely suit may be finer than that.

@@ -22,7 +22,9 @@ pub fn embed(device: &Device, op: Embed<'_, CudaBackend>, out: &mut CudaBuf) -> 
         QuantType::Q6_K => "embed_q6_k",
         QuantType::IQ2_XXS => "embed_iq2_xxs",
         QuantType::MXFP4 => "embed_mxfp4",
-        ty @ QuantType::I8 => return Err(BackendError::UnsupportedType { backend: "cuda", op: "embed", ty }),
+        ty @ (QuantType::I8 | QuantType::I32) => {
+            return Err(BackendError::UnsupportedType { backend: "cuda", op: "embed", ty });
+        }
     };
     let launch = Launch::new(device, kernel, over_rows(shape.cols, op.rows), THREADS);
     let launch = launch.pointer(op.table.at).ids(op.ids, op.rows).buf(out, op.rows * op.copies * shape.cols);

@@ -13,7 +13,9 @@ pub(super) mod hc_collapse;
 pub(super) mod hc_expand;
 pub(super) mod index_scores;
 pub(super) mod matmul;
+mod matmul_row;
 pub(super) mod move_rows;
+pub(super) mod pool_groups;
 pub(super) mod pool_pairs;
 pub(super) mod rms_norm;
 pub(super) mod rope;
@@ -22,6 +24,7 @@ pub(super) mod route;
 pub(super) mod select_rows;
 pub(super) mod store_rows;
 pub(super) mod swiglu;
+pub(super) mod weigh_experts;
 
 use super::device::Device;
 use super::memory::{CudaBuf, CudaIds};
@@ -29,6 +32,9 @@ use crate::backend::BackendError;
 
 /// Threads of a block where nothing asks for another number.
 pub(super) const THREADS: usize = 256;
+
+/// Threads of a block in the kernels that sum a row, see kernels/common.cuh.
+pub(super) const SUM_THREADS: usize = 512;
 
 /// Threads of a block in the kernels that select, see kernels/select_best.cuh.
 pub(super) const SELECT_THREADS: usize = 512;

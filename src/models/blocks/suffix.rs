@@ -1,8 +1,8 @@
-//! Which rows of a sweep each layer has to compute (spec 3.13): behind the last layer that makes compressed rows, only those that can
+//! Which rows of a sweep each layer has to compute (spec deepseek-v41, 3.13): behind the last layer that makes compressed rows, only those that can
 //! still be seen. Pure arithmetic; never approximates. Surprising fact: a window of `w` rows makes each layer need `w - 1` more rows than
 //! the one behind it, so the rows that are left out form a triangle.
 
-use super::config::Config;
+use crate::models::state::ROLLBACK_ROWS;
 
 /// Work of one layer, as first rows of a sweep; all end at its last row. Rising from field to field.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,27 +24,29 @@ impl LayerRows {
 pub struct Suffix {
     rows: usize,
     layers: Vec<LayerRows>,
+    /// Rows at the end that can be taken back afterwards.
+    reach: usize,
 }
 
 impl Suffix {
     /// All rows of all layers.
-    pub fn none(config: &Config, rows: usize) -> Self {
-        Self { rows, layers: vec![LayerRows::ALL; config.layers.len()] }
+    pub fn none(layers: usize, rows: usize) -> Self {
+        Self { rows, layers: vec![LayerRows::ALL; layers], reach: rows }
     }
 
-    /// The rows of a sweep of `rows` that the last `seen` outputs and all later tokens depend on.
-    pub fn exact(config: &Config, rows: usize, seen: usize) -> Self {
-        let makes_rows: Vec<bool> = config.layers.iter().map(|plan| plan.makes_rows).collect();
-        Self::of(&makes_rows, config.window, rows, seen)
+    /// The rows of a sweep of `rows` that the last `seen` outputs and all later tokens depend on, also after up to [`ROLLBACK_ROWS`] of its
+    /// rows were taken back, in a model of which these layers make compressed rows.
+    pub fn exact(makes_rows: &[bool], window: usize, rows: usize, seen: usize) -> Self {
+        Self::of(makes_rows, window, rows, (seen, ROLLBACK_ROWS))
     }
 
-    fn of(makes_rows: &[bool], window: usize, rows: usize, seen: usize) -> Self {
+    fn of(makes_rows: &[bool], window: usize, rows: usize, (seen, back): (usize, usize)) -> Self {
         let mut layers = vec![LayerRows::ALL; makes_rows.len()];
         // Rows whose output somebody needs, counted from the end.
         let mut needed = seen;
         for (layer, makes_rows) in layers.iter_mut().zip(makes_rows).rev() {
-            // Each of them looks back over the window, and so will the next tokens.
-            let window = needed + window - 1;
+            // Each of them looks back over the window, and so will the next tokens, from wherever they follow.
+            let window = needed.max(back) + window - 1;
             let first = |count: usize| rows.saturating_sub(count);
             *layer = LayerRows { inputs: first(window), window: first(window), whole: first(needed) };
             if *makes_rows {
@@ -54,7 +56,12 @@ impl Suffix {
             }
             needed = window;
         }
-        Self { rows, layers }
+        Self { rows, layers, reach: seen.max(back).min(rows) }
+    }
+
+    /// Rows at the end of the sweep that can be taken back: what the tokens after the rest look back on was computed.
+    pub fn reach(&self) -> usize {
+        self.reach
     }
 
     /// The rows of `layer`.
@@ -119,7 +126,7 @@ mod tests {
     /// Spec 3.13: 40 layers, the last compressed rows made by layer 20, a window of 128.
     fn published(rows: usize, seen: usize) -> Suffix {
         let makes_rows: Vec<bool> = (0..40).map(|layer| [2, 8, 14, 20].contains(&layer)).collect();
-        Suffix::of(&makes_rows, 128, rows, seen)
+        Suffix::of(&makes_rows, 128, rows, (seen, 0))
     }
 
     #[test]
@@ -140,6 +147,21 @@ mod tests {
         assert_eq!((none.layer(39).window, none.layer(39).whole), (10_000 - 127, 10_000));
         let all = published(10_000, 10_000);
         assert_eq!(all.skipped(), 0);
+    }
+
+    #[test]
+    fn rows_that_may_be_taken_back_cost_window_rows_only() {
+        let makes_rows: Vec<bool> = (0..40).map(|layer| [2, 8, 14, 20].contains(&layer)).collect();
+        let suffix = Suffix::of(&makes_rows, 128, 10_000, (1, 8));
+        let counts = |layer: usize| {
+            let rows = suffix.layer(layer);
+            [rows.inputs, rows.window, rows.whole].map(|first| 10_000 - first)
+        };
+        // The last layer computes one output, as before, and window rows for whoever follows 1 to 8 rows earlier.
+        assert_eq!((counts(39), counts(38)), ([135, 135, 1], [262, 262, 135]));
+        assert_eq!(suffix.reach(), 8);
+        assert_eq!(Suffix::of(&makes_rows, 128, 5, (1, 8)).reach(), 5);
+        assert_eq!(Suffix::of(&makes_rows, 128, 100, (100, 8)).reach(), 100);
     }
 
     #[test]

@@ -1,0 +1,50 @@
+//! Which probe point shows the input of which matrix: what the collection of quantisation statistics goes by.
+//! Never looks at values. Surprising fact: compressors and index keys read the same input as the attention projections.
+
+use super::config::Config;
+use super::weights::tensor_specs;
+use super::workspace::LOGIT_ROWS_MAX;
+use crate::models::blocks::matrices::{self, LayerWidths, MatrixList};
+use crate::models::probe::{MatrixInput, Point};
+use crate::models::{Product, RunnerOptions};
+
+/// Every matrix of the file but the embedding, which is never multiplied with.
+pub fn matrix_inputs(c: &Config) -> Vec<MatrixInput> {
+    let mut list = MatrixList::default();
+    let widths = LayerWidths {
+        streams: c.streams * c.hidden,
+        hidden: c.hidden,
+        q_rank: c.q_rank,
+        q: c.q_width(),
+        o_groups: c.o_groups,
+        o_mid: c.o_groups * c.o_rank,
+        expert: c.expert_width,
+    };
+    for (layer, plan) in c.layers.iter().enumerate() {
+        list.begin(layer);
+        list.every_layer(&widths);
+        if plan.ratio > 0 {
+            list.rows("attn_compressor_kv", Point::AttentionIn, c.hidden);
+            list.rows("attn_compressor_gate", Point::AttentionIn, c.hidden);
+        }
+        if plan.has_indexer() {
+            list.rows("indexer_compressor_kv", Point::AttentionIn, c.hidden);
+            list.rows("indexer_compressor_gate", Point::AttentionIn, c.hidden);
+            list.rows("indexer.attn_q_b", Point::QueryLatent, c.q_rank);
+            list.rows("indexer.proj", Point::AttentionIn, c.hidden);
+        }
+    }
+    list.head(c.layers.len(), "output_hc_fn", Point::HeadMixIn, c.streams * c.hidden);
+    list.head(c.layers.len(), "output", Point::HeadIn, c.hidden);
+    list.inputs
+}
+
+/// Every product of a pass: those above and the routers.
+pub fn products(c: &Config, options: &RunnerOptions) -> Vec<Product> {
+    matrices::products(
+        &tensor_specs(c),
+        matrix_inputs(c),
+        c.layers.len(),
+        (options.chunk, options.chunk.min(LOGIT_ROWS_MAX)),
+    )
+}
