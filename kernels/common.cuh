@@ -37,39 +37,60 @@ __device__ __forceinline__ float fold_fours(const float lane[4]) {
     return (sum[0] + sum[2]) + (sum[1] + sum[3]);
 }
 
-// Values whose products are held in shared memory at a time by `block_sum`; a multiple of LANES.
-constexpr int SUM_TILE = 2048;
 // Values that a thread of a long sum reads before it adds the first of them.
 constexpr int AHEAD = 16;
 
-// Sum of term(0..count) in the order of the CPU's 16 lanes, by a whole block of at least two warps; every thread gets it.
-// `tiles` has room for 2 * SUM_TILE values: while 16 threads of the first warp add up one tile, the other warps compute the next.
+// Threads of a block that sums, values that it holds in shared memory at a time, and how many of those are one thread's.
+constexpr int SUM_THREADS = 512, SUM_EACH = 10, SUM_TILE = SUM_THREADS * SUM_EACH;
+// A lane's values lie one after another; four more places keep the lanes of a warp in different banks.
+constexpr int LANE_STRIDE = SUM_TILE / LANES + 4, SUM_ROOM = LANES * LANE_STRIDE;
+
+// lane + at[0] + at[1] + .. up to `len` values, in order; loads are ahead of the additions, which wait for one another.
+__device__ __forceinline__ float add_lane(float lane, const float *at, int len) {
+    float4 now[AHEAD / 4], next[AHEAD / 4];
+    int whole = len / AHEAD;
+    auto load = [](float4 to[AHEAD / 4], const float *from) {
+#pragma unroll
+        for (int k = 0; k < AHEAD / 4; k++) to[k] = *(const float4 *)(from + 4 * k);
+    };
+    load(now, at);
+#pragma unroll 2
+    for (int batch = 0; batch < whole; batch++) {
+        at += AHEAD;
+        if (batch + 1 < whole) load(next, at);
+#pragma unroll
+        for (int k = 0; k < AHEAD / 4; k++) lane = (((lane + now[k].x) + now[k].y) + now[k].z) + now[k].w;
+#pragma unroll
+        for (int k = 0; k < AHEAD / 4; k++) now[k] = next[k];
+    }
+    for (int i = whole * AHEAD; i < len; i++) lane += *at++;
+    return lane;
+}
+
+// Sum of term(0..count) in the order of the CPU's 16 lanes, by a block of SUM_THREADS threads; every thread gets it.
+// `tiles` has room for 2 * SUM_ROOM values, on a multiple of 16 bytes: while 16 threads add up one tile, the next is on its way.
 template <typename Term>
 __device__ float block_sum(int count, float *tiles, Term term) {
     __shared__ float result;
-    float lane = 0.0f;
-    int tid = threadIdx.x, helpers = blockDim.x - 32;
-    // The first tile by everyone.
-    for (int i = tid; i < min(SUM_TILE, count); i += blockDim.x) tiles[i] = term(i);
-    for (int first = 0, turn = 0; first < count; first += SUM_TILE, turn ^= 1) {
-        __syncthreads();
-        int next = first + SUM_TILE;
-        if (tid >= 32) {
-            float *tile = tiles + (turn ^ 1) * SUM_TILE;
-            for (int i = tid - 32; i < min(SUM_TILE, count - next); i += helpers) tile[i] = term(next + i);
-        } else if (tid < LANES) {
-            const float *tile = tiles + turn * SUM_TILE;
-            int len = min(SUM_TILE, count - first), i = tid;
-            // Read ahead of the additions, which wait for one another.
-            for (; i + (AHEAD - 1) * LANES < len; i += AHEAD * LANES) {
-                float v[AHEAD];
+    float lane = 0.0f, v[SUM_EACH];
+    int tid = threadIdx.x;
+    auto fetch = [&](int first) {
 #pragma unroll
-                for (int k = 0; k < AHEAD; k++) v[k] = tile[i + k * LANES];
-#pragma unroll
-                for (int k = 0; k < AHEAD; k++) lane += v[k];
-            }
-            for (; i < len; i += LANES) lane += tile[i];
+        for (int k = 0; k < SUM_EACH; k++) {
+            int i = first + k * SUM_THREADS + tid;
+            v[k] = i < count ? term(i) : 0.0f;
         }
+    };
+    fetch(0);
+    for (int first = 0, turn = 0; first < count; first += SUM_TILE, turn ^= 1) {
+        float *tile = tiles + turn * SUM_ROOM;
+#pragma unroll
+        for (int k = 0; k < SUM_EACH; k++) tile[tid % LANES * LANE_STRIDE + (k * SUM_THREADS + tid) / LANES] = v[k];
+        // Whoever adds comes here after its last tile, so that the one before may be overwritten.
+        __syncthreads();
+        if (first + SUM_TILE < count) fetch(first + SUM_TILE);
+        int len = min(SUM_TILE, count - first);
+        if (tid < LANES) lane = add_lane(lane, tile + tid * LANE_STRIDE, (len - tid + LANES - 1) / LANES);
     }
     if (tid < 32) {
         for (int half = LANES / 2; half > 0; half /= 2) lane += __shfl_down_sync(FULL, lane, half, LANES);

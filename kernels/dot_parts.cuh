@@ -1,121 +1,195 @@
-// The weights of one block as eight threads share them: fetched, then unpacked for four-way integer dots.
-// Never touches activations. Surprising fact: thread t of eight holds values 64 * j + 8 * t .. + 7, which belong to lanes 2 * t and
-// 2 * t + 1 of the CPU's 16, so its two sums are two whole lanes and no order of additions differs.
+// The weights of one block as a few threads share them: fetched, then unpacked for four-way integer dots.
+// Never touches activations. Surprising fact: of a block of 256 thread t of four holds values 64 j + 16 t .. + 15, which belong to lanes
+// 4 t .. 4 t + 3 of the CPU's 16, so its four sums are four whole lanes and no order of additions differs.
 #pragma once
 #include "quant.cuh"
 
 // What a thread loads of a block of 256; what a type does not use costs nothing.
 struct Raw256 {
-    uint4 head;
-    uint2 low[4], high[4];
-    u32 a, b, c;
+    uint4 a, b, high, head;
+    u32 tail;
 };
 
 // The same, ready for dots.
 struct Part256 {
-    // codes[j][h]: four codes of lane 2 * t + h.
-    int codes[4][2];
-    // Scale of those codes.
+    // codes[j][c]: four codes of lane 4 t + c.
+    int codes[4][4];
+    // Scale of codes[j].
     int scales[4];
-    // Q2_K, Q4_K: minima of runs 2t and 2t + 1. Q3_K, Q6_K: scales of runs 4t .. 4t + 3 (threads 0 to 3).
-    int extra[4];
+    // Four bytes each. Q2_K, Q4_K: minima of runs 4t .. 4t + 3 of 16 values. Q3_K, Q6_K: scales of runs 8t .. 8t + 7 (threads 0 and 1).
+    int extra[2];
     float d, dmin;
-};
-
-// The magnitudes of IQ2_XXS in shared memory. Signs are computed: a second table was slower, its reads fall into the same banks.
-struct Iq2Tables {
-    u64 grid[256];
 };
 
 // Codes are stored this much too high.
 template <int T> constexpr int CODE_OFFSET = T == Q3_K ? 4 : T == Q6_K ? 32 : 0;
 template <int T> constexpr bool HAS_MINS = T == Q2_K || T == Q4_K;
 
-__device__ __forceinline__ uint2 load8(const u8 *at) { return *(const uint2 *)at; }
-// At an address that is a multiple of 4 only.
-__device__ __forceinline__ uint2 load4x2(const u8 *at) { return make_uint2(((const u32 *)at)[0], ((const u32 *)at)[1]); }
+// IQ2_XXS in shared memory: eight values as the digits by which PRMT picks their bytes, and eight signs as the bits of those digits that
+// turn to the negated bytes. Each thread of a warp has its own copy in its own bank: reads by chance numbers never wait for one another.
+struct Iq2Tables {
+    u32 grid[256 * 32];
+    u32 signs[128 * 32];
+};
 
-template <int T> __device__ __forceinline__ void fetch(const u8 *body, const u8 *tail, int t, Raw256 &r) {
+// Bytes 0 to 2: the magnitudes 8, 25, 43; bytes 4 to 6: the same negated.
+constexpr u32 IQ2_PLUS = 0x002b1908, IQ2_MINUS = 0x00d5e7f8;
+
+__device__ __forceinline__ u32 iq2_digits(u64 magnitudes) {
+    u32 digits = 0;
+    for (int i = 0; i < 8; i++) {
+        u32 m = (u32)(magnitudes >> (8 * i)) & 255;
+        digits |= (m == 8 ? 0u : m == 25 ? 1u : 2u) << (4 * i);
+    }
+    return digits;
+}
+
+__device__ __forceinline__ u32 iq2_turns(u32 code) {
+    u32 signs = sign_bits(code), turns = 0;
+    for (int i = 0; i < 8; i++) turns |= ((signs >> i) & 1) << (4 * i + 2);
+    return turns;
+}
+
+// A copy for each bank, by all threads of the block.
+__device__ __forceinline__ void fill_tables(Iq2Tables &tables) {
+    int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    // A warp computes 32 entries, one a thread, then all threads write each of them to their banks.
+    for (int first = threadIdx.x / 32 * 32; first < 384; first += warps * 32) {
+        u32 mine = first < 256 ? iq2_digits(IQ2_GRID[first + lane]) : iq2_turns((u32)(first - 256 + lane));
+        u32 *to = first < 256 ? tables.grid + first * 32 : tables.signs + (first - 256) * 32;
+#pragma unroll 8
+        for (int i = 0; i < 32; i++) to[i * 32 + lane] = __shfl_sync(FULL, mine, i);
+    }
+    __syncthreads();
+}
+
+// As __byte_perm, whose digits are masked first.
+__device__ __forceinline__ u32 prmt(u32 a, u32 b, u32 digits) {
+    u32 out;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(digits));
+    return out;
+}
+
+__device__ __forceinline__ uint2 load8(const u8 *at) { return *(const uint2 *)at; }
+
+// 16 bytes that nobody reads again.
+__device__ __forceinline__ uint4 stream16(const u8 *at) {
+    uint4 v;
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+    return v;
+}
+
+// Where a thread finds its part of block 0 in each plane of a matrix.
+struct Planes {
+    const u8 *codes, *more, *high, *head, *tail;
+};
+
+template <int T> __device__ __forceinline__ Planes planes_of(const u8 *w, size_t total, int t) {
+    Planes p{w + 16 * t, nullptr, nullptr, nullptr, nullptr};
+    auto plane = [=](int at) { return w + total * at; };
     if constexpr (T == Q2_K) {
-        r.head = *(const uint4 *)body;
-        r.low[0] = load8(body + 16 + 8 * (t & 3));
-        r.low[1] = load8(body + 48 + 8 * (t & 3));
-        r.a = *(const u16 *)(body + 2 * t);
-        r.b = *(const u32 *)tail;
+        p.head = plane(Q2_K_HEAD);
+        p.tail = plane(Q2_K_TAIL);
     } else if constexpr (T == Q3_K) {
-        const u32 *packed = (const u32 *)(body + 96);
-        r.a = packed[0];
-        r.b = packed[1];
-        r.c = packed[2];
-        r.high[0] = load4x2(body + 8 * (t & 3));
-        r.low[0] = load4x2(body + 32 + 8 * (t & 3));
-        r.low[1] = load4x2(body + 64 + 8 * (t & 3));
-        r.head.x = *(const u16 *)tail;
+        p.high = plane(Q3_K_HIGH) + 8 * t;
+        p.head = plane(Q3_K_HEAD);
+        p.tail = plane(Q3_K_TAIL);
     } else if constexpr (T == Q4_K) {
-        r.head = *(const uint4 *)body;
-#pragma unroll
-        for (int j = 0; j < 4; j++) r.low[j] = load8(body + 16 + 32 * j + 8 * (t & 3));
+        p.more = plane(Q4_K_CODES) + 16 * t;
+        p.head = plane(Q4_K_HEAD);
     } else if constexpr (T == Q6_K) {
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
-            r.low[k] = load8(body + 64 * k + 8 * t);
-            r.high[k] = load8(body + 128 + 32 * k + 8 * (t & 3));
-        }
-        r.head = *(const uint4 *)(body + 192);
-        r.a = *(const u16 *)tail;
+        p.more = plane(Q6_K_CODES) + 16 * t;
+        p.high = plane(Q6_K_HIGH) + 16 * t;
+        p.head = plane(Q6_K_HEAD);
+        p.tail = plane(Q6_K_TAIL);
     } else {
-#pragma unroll
-        for (int j = 0; j < 4; j++) r.low[j] = load8(body + 16 * j + 8 * (t >> 2));
-        r.a = *(const u16 *)tail;
+        p.tail = plane(IQ2_XXS_TAIL);
+    }
+    return p;
+}
+
+// Block `slot`. Places are 32 bits wide: with 64 the arithmetic of addresses takes as many instructions as the products.
+template <int T> __device__ __forceinline__ void fetch(const Planes &w, u32 slot, Raw256 &r) {
+    auto at = [=](const u8 *plane, u32 bytes) { return plane + (u64)slot * bytes; };
+    r.a = stream16(at(w.codes, 64));
+    if constexpr (T == Q2_K) {
+        r.head = stream16(at(w.head, 16));
+        r.tail = *(const u32 *)at(w.tail, 4);
+    } else if constexpr (T == Q3_K) {
+        uint2 high = load8(at(w.high, 32));
+        const u32 *head = (const u32 *)at(w.head, 12);
+        r.high.x = high.x;
+        r.high.y = high.y;
+        r.head.x = head[0];
+        r.head.y = head[1];
+        r.head.z = head[2];
+        r.tail = *(const u16 *)at(w.tail, 2);
+    } else if constexpr (T == Q4_K) {
+        r.b = stream16(at(w.more, 64));
+        r.head = stream16(at(w.head, 16));
+    } else if constexpr (T == Q6_K) {
+        r.b = stream16(at(w.more, 64));
+        r.high = stream16(at(w.high, 64));
+        r.head = stream16(at(w.head, 16));
+        r.tail = *(const u16 *)at(w.tail, 2);
+    } else {
+        r.tail = *(const u16 *)at(w.tail, 2);
     }
 }
 
 __device__ __forceinline__ u32 word_of(uint4 v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+// Byte `i` of a word; `i` need not be known to the compiler.
+__device__ __forceinline__ int byte_of(u32 word, int i) { return (int)((word >> (8 * i)) & 255); }
 
 __device__ __forceinline__ void unpack_q2_k(const Raw256 &r, int t, Part256 &p) {
-    int shift = 2 * (t >> 2);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        uint2 q = r.low[j / 2];
-        p.codes[j][0] = (q.x >> (shift + 4 * (j & 1))) & 0x03030303;
-        p.codes[j][1] = (q.y >> (shift + 4 * (j & 1))) & 0x03030303;
-        p.scales[j] = (word_of(r.head, j) >> (8 * (t >> 1))) & 15;
+#pragma unroll
+        for (int c = 0; c < 4; c++) p.codes[j][c] = (int)((word_of(r.a, c) >> (2 * j)) & 0x03030303);
+        p.scales[j] = byte_of(word_of(r.head, j), t) & 15;
     }
-    p.extra[0] = (r.a >> 4) & 15;
-    p.extra[1] = r.a >> 12;
-    p.d = half_value((u16)r.b);
-    p.dmin = half_value((u16)(r.b >> 16));
+    u32 mine = t & 2 ? (t & 1 ? r.head.w : r.head.z) : (t & 1 ? r.head.y : r.head.x);
+    p.extra[0] = (int)((mine >> 4) & 0x0f0f0f0f);
+    p.d = half_value((u16)r.tail);
+    p.dmin = half_value((u16)(r.tail >> 16));
 }
 
 __device__ __forceinline__ void unpack_q3_k(const Raw256 &r, int t, Part256 &p) {
+    u32 low[2] = {(u32)byte_of(r.head.x, t), (u32)byte_of(r.head.y, t)}, top = (u32)byte_of(r.head.z, t);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        uint2 q = r.low[j / 2];
-        int shift = 4 * (j & 1) + 2 * (t >> 2), bit = 2 * j + (t >> 2), at = 8 * (t >> 1);
-        p.codes[j][0] = ((q.x >> shift) & 0x03030303) | (((r.high[0].x >> bit) & 0x01010101) << 2);
-        p.codes[j][1] = ((q.y >> shift) & 0x03030303) | (((r.high[0].y >> bit) & 0x01010101) << 2);
-        u32 low = j & 1 ? r.b : r.a;
-        p.scales[j] = (int)(((low >> (at + 4 * (j >> 1))) & 15) | (((r.c >> (at + 2 * j)) & 3) << 4)) - 32;
-    }
-    u32 mine = t & 1 ? r.b : r.a;
 #pragma unroll
-    for (int c = 0; c < 4; c++) {
-        p.extra[c] = (int)(((mine >> (8 * c + 4 * ((t >> 1) & 1))) & 15) | (((r.c >> (8 * c + 2 * (t & 3))) & 3) << 4)) - 32;
+        for (int c = 0; c < 4; c++) {
+            int at = 4 * (c & 1) + j - 2;
+            u32 high = c < 2 ? r.high.x : r.high.y;
+            u32 third = (at < 0 ? high << -at : high >> at) & 0x04040404;
+            p.codes[j][c] = (int)(((word_of(r.a, c) >> (2 * j)) & 0x03030303) | third);
+        }
+        p.scales[j] = (int)(((low[j & 1] >> (4 * (j >> 1))) & 15) | (((top >> (2 * j)) & 3) << 4)) - 32;
     }
-    p.d = half_value((u16)r.head.x);
+    // Threads 2 and 3 compute something that nobody uses.
+    int shift = 4 * (t & 1);
+    u32 first = ((r.head.x >> shift) & 0x0f0f0f0f) | (((r.head.z >> shift) & 0x03030303) << 4);
+    u32 second = ((r.head.y >> shift) & 0x0f0f0f0f) | (((r.head.z >> shift >> 2) & 0x03030303) << 4);
+    // Minus 32 in each byte.
+    p.extra[0] = (int)(((first | 0x80808080u) - 0x20202020u) ^ 0x80808080u);
+    p.extra[1] = (int)(((second | 0x80808080u) - 0x20202020u) ^ 0x80808080u);
+    p.d = half_value((u16)r.tail);
 }
 
 __device__ __forceinline__ void unpack_q4_k(const Raw256 &r, int t, Part256 &p) {
-    int h = t >> 2;
+    int h = t >> 1;
     u32 scales[2] = {r.head.y & 0x3f3f3f3f, (r.head.w & 0x0f0f0f0f) | ((r.head.y >> 2) & 0x30303030)};
     u32 mins[2] = {r.head.z & 0x3f3f3f3f, ((r.head.w >> 4) & 0x0f0f0f0f) | ((r.head.z >> 2) & 0x30303030)};
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        p.codes[j][0] = (r.low[j].x >> (4 * h)) & 0x0f0f0f0f;
-        p.codes[j][1] = (r.low[j].y >> (4 * h)) & 0x0f0f0f0f;
-        p.scales[j] = (scales[j >> 1] >> (16 * (j & 1) + 8 * h)) & 255;
+        uint4 codes = j < 2 ? r.a : r.b;
+#pragma unroll
+        for (int c = 0; c < 4; c++) p.codes[j][c] = (int)((word_of(codes, c) >> (4 * (j & 1))) & 0x0f0f0f0f);
+        p.scales[j] = byte_of(scales[j >> 1], 2 * (j & 1) + h);
     }
-    p.extra[0] = p.extra[1] = ((h ? mins[1] : mins[0]) >> (8 * (t & 3))) & 255;
+    // One minimum for two runs.
+    p.extra[0] = (int)prmt(h ? mins[1] : mins[0], 0, t & 1 ? 0x3322 : 0x1100);
     p.d = half_value((u16)r.head.x);
     p.dmin = half_value((u16)(r.head.x >> 16));
 }
@@ -123,31 +197,41 @@ __device__ __forceinline__ void unpack_q4_k(const Raw256 &r, int t, Part256 &p) 
 __device__ __forceinline__ void unpack_q6_k(const Raw256 &r, int t, Part256 &p) {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        uint2 low = r.low[j / 2], high = r.high[j / 2];
-        int shift = 4 * (j & 1) + 2 * (t >> 2);
-        p.codes[j][0] = ((low.x >> (4 * (j & 1))) & 0x0f0f0f0f) | (((high.x >> shift) & 0x03030303) << 4);
-        p.codes[j][1] = ((low.y >> (4 * (j & 1))) & 0x0f0f0f0f) | (((high.y >> shift) & 0x03030303) << 4);
-        p.scales[j] = (i8)(word_of(r.head, j) >> (8 * (t >> 1)));
-    }
-    u32 runs = word_of(r.head, t & 3);
+        uint4 low = j < 2 ? r.a : r.b;
 #pragma unroll
-    for (int c = 0; c < 4; c++) p.extra[c] = (i8)(runs >> (8 * c));
-    p.d = half_value((u16)r.a);
+        for (int c = 0; c < 4; c++) {
+            u32 high = word_of(r.high, c);
+            u32 top = (j < 2 ? high << (4 - 2 * j) : high >> (2 * j - 4)) & 0x30303030;
+            p.codes[j][c] = (int)(((word_of(low, c) >> (4 * (j & 1))) & 0x0f0f0f0f) | top);
+        }
+        p.scales[j] = (int)(i8)byte_of(word_of(r.head, j), t);
+    }
+    p.extra[0] = (int)(t & 1 ? r.head.z : r.head.x);
+    p.extra[1] = (int)(t & 1 ? r.head.w : r.head.y);
+    p.d = half_value((u16)r.tail);
 }
 
+__device__ __forceinline__ u32 shared_word(const u32 *table, u32 at) { return *(const u32 *)((const u8 *)table + at); }
+
 __device__ __forceinline__ void unpack_iq2_xxs(const Raw256 &r, const Iq2Tables *tables, int t, Part256 &p) {
-    int shift = 7 * (t & 3);
+    u32 bank = threadIdx.x % 32 * 4;
+    // Two bits of each scale, four scales to a word; the neighbour has the other two.
+    u32 mine = (prmt(prmt(r.a.x, r.a.y, 0x0073), prmt(r.a.z, r.a.w, 0x0073), 0x5410) >> 6) & 0x03030303;
+    u32 other = __shfl_xor_sync(FULL, mine, 1);
+    // 2 * scale + 1.
+    u32 scales = (t & 1 ? (mine << 3) + (other << 1) : (mine << 1) + (other << 3)) + 0x01010101;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        uint2 sub = r.low[j];
-        u64 magnitudes = tables->grid[__byte_perm(sub.x, 0, 0x4440 + (t & 3))];
-        u32 signs = sign_bits((sub.y >> shift) & 127), low = byte_mask(signs), high = byte_mask(signs >> 4);
-        // Magnitudes are never 0, so negating a byte carries nothing into the next.
-        p.codes[j][0] = (int)(((u32)magnitudes ^ low) + (low & 0x01010101));
-        p.codes[j][1] = (int)(((u32)(magnitudes >> 32) ^ high) + (high & 0x01010101));
-        p.scales[j] = (int)(2 * (sub.y >> 28) + 1);
+        u32 word = word_of(r.a, j);
+        u32 digits[2] = {
+            shared_word(tables->grid, ((word << 7) & 0x7f80) | bank) | shared_word(tables->signs, ((word >> 9) & 0x3f80) | bank),
+            shared_word(tables->grid, ((word >> 1) & 0x7f80) | bank) | shared_word(tables->signs, ((word >> 16) & 0x3f80) | bank),
+        };
+#pragma unroll
+        for (int c = 0; c < 4; c++) p.codes[j][c] = (int)prmt(IQ2_PLUS, IQ2_MINUS, digits[c >> 1] >> (16 * (c & 1)));
+        p.scales[j] = byte_of(scales, j);
     }
-    p.d = half_value((u16)r.a) * 0.125f;
+    p.d = half_value((u16)r.tail) * 0.125f;
 }
 
 template <int T> __device__ __forceinline__ void unpack(const Raw256 &r, const Iq2Tables *tables, int t, Part256 &p) {
@@ -158,9 +242,10 @@ template <int T> __device__ __forceinline__ void unpack(const Raw256 &r, const I
     if constexpr (T == IQ2_XXS) unpack_iq2_xxs(r, tables, t, p);
 }
 
-// Bytes that a thread loads of a block of 32: eight codes of Q8_0, or the eight bytes that hold eight codes of MXFP4.
+// Eight codes of a block of 32, values 8 * (t % 4) .. of it.
 template <int T> __device__ __forceinline__ uint2 fetch_32(const u8 *body, int t) {
-    return load8(body + 8 * (T == Q8_0 ? t & 3 : t & 1));
+    if constexpr (T == Q8_0) return load8(body + 8 * (t & 3));
+    return make_uint2(*(const u32 *)(body + 4 * (t & 3)), 0);
 }
 
 template <int T> __device__ __forceinline__ u32 fetch_factor(const u8 *tail) {
@@ -168,21 +253,19 @@ template <int T> __device__ __forceinline__ u32 fetch_factor(const u8 *tail) {
     return tail[0];
 }
 
-// Eight codes of a block of 32 (values 8 * (t % 4) ..), as two words.
-template <int T> __device__ __forceinline__ uint2 unpack_32(uint2 q, int t) {
-    if constexpr (T == Q8_0) return q;
-    u32 out[2], in[2] = {q.x, q.y};
-#pragma unroll
-    for (int k = 0; k < 2; k++) {
-        u32 v = (in[k] >> (4 * ((t & 3) >> 1))) & 0x0f0f0f0f;
-        u32 pairs = (v | (v >> 4)) & 0x00ff00ff;
-        u32 magnitudes = __byte_perm(0x03020100u, 0x0c080604u, (pairs | (pairs >> 8)) & 0x7777);
-        // The negative zero is left positive: negating it would carry.
-        u32 top = (v & ((v & 0x07070707) + 0x07070707) & 0x08080808) << 4, mask;
-        asm("prmt.b32 %0, %1, 0, 0xba98;" : "=r"(mask) : "r"(top));
-        out[k] = (magnitudes ^ mask) + (mask & 0x01010101);
-    }
-    return make_uint2(out[0], out[1]);
+// The magnitudes of MXFP4, doubled. PRMT takes a code without its sign as a digit, and gives 0 for a code that has one.
+constexpr u32 MXFP4_LOW = 0x03020100, MXFP4_HIGH = 0x0c080604;
+
+// Four codes of MXFP4 against four of activations.
+__device__ __forceinline__ int dot_mxfp4(u32 digits, u32 x) {
+    u32 plus = prmt(MXFP4_LOW, MXFP4_HIGH, digits), minus = prmt(MXFP4_LOW, MXFP4_HIGH, digits ^ 0x8888);
+    return __dp4a((int)plus, (int)x, 0) - __dp4a((int)minus, (int)x, 0);
+}
+
+// Both sums of four products.
+template <int T> __device__ __forceinline__ int2 dots_32(uint2 codes, uint2 x) {
+    if constexpr (T == Q8_0) return make_int2(__dp4a((int)codes.x, (int)x.x, 0), __dp4a((int)codes.y, (int)x.y, 0));
+    return make_int2(dot_mxfp4(codes.x, x.x), dot_mxfp4(codes.x >> 16, x.y));
 }
 
 template <int T> __device__ __forceinline__ float factor_of(u32 raw) {

@@ -1,13 +1,8 @@
-// One weight row against N rows of rounded activations, by eight threads.
-// Never sums otherwise than the CPU: two of its 16 lanes belong to each thread, and the fold is its fold.
+// One weight row against N rows of rounded activations, by four threads (blocks of 256) or eight (blocks of 32).
+// Never sums otherwise than the CPU: four or two of its 16 lanes belong to each thread, and the fold is its fold.
 // Surprising fact: decoding a block costs more instructions than the dots, so N rows cost much less than N times one.
 #pragma once
 #include "dot_parts.cuh"
-
-constexpr int DOT_THREADS = 128;
-// Blocks of a multiprocessor. Without this number the compiler saves registers by moving loads to where they are used, which makes every
-// load wait for the one before it.
-constexpr int DOT_BLOCKS = 5;
 
 // A number as a type, for loops whose length the compiler must know.
 template <int V> struct Count {
@@ -35,82 +30,80 @@ __device__ __forceinline__ float fold_eight(float even, float odd, float min) {
     return (even + odd) + 0.0f;
 }
 
-// Blocks whose loads are started before the first of them is used: with few warps that is what covers memory's latency.
-template <int N> constexpr int AHEAD_256 = N == 1 ? 2 : 1;
+// Sum of 16 lanes and 8 minima held by four threads (lanes 4t .. 4t + 3, minima 2t and 2t + 1), in the CPU's order; valid in thread 0.
+template <bool MINS> __device__ __forceinline__ float fold_quad(const float lane[4], const float min[2]) {
+    int t = threadIdx.x % 4;
+    float sum[4];
+#pragma unroll
+    for (int c = 0; c < 4; c++) sum[c] = lane[c] + __shfl_down_sync(FULL, lane[c], 2, 4);
+    if constexpr (MINS) {
+#pragma unroll
+        for (int c = 0; c < 4; c++) sum[c] = sum[c] + __shfl_sync(FULL, min[c & 1], 2 * t + c / 2, 4);
+    }
+#pragma unroll
+    for (int c = 0; c < 4; c++) sum[c] = sum[c] + __shfl_down_sync(FULL, sum[c], 1, 4);
+    return ((sum[0] + sum[2]) + (sum[1] + sum[3])) + 0.0f;
+}
+
+// Blocks of 32 whose loads are started before the first of them is used: with few warps that is what covers memory's latency.
 template <int N> constexpr int AHEAD_32 = N == 1 ? 8 : 2;
 
-// What a thread loads of an activation block of 256.
-struct Raw256Acts {
-    uint2 codes[4];
-    float scale;
-    uint2 sums;
-};
-
-template <int T> __device__ __forceinline__ void fetch_acts(const Acts &acts, size_t block, int t, Raw256Acts &x) {
-    const i8 *codes = acts.codes + block * 256 + 8 * t;
-#pragma unroll
-    for (int j = 0; j < 4; j++) x.codes[j] = *(const uint2 *)(codes + 64 * j);
-    x.scale = acts.scales[block];
-    if constexpr (CODE_OFFSET<T> != 0) x.sums = *(const uint2 *)(acts.sums + block * 16 + 4 * (t & 3));
-    if constexpr (HAS_MINS<T>) x.sums.x = *(const u32 *)(acts.sums + block * 16 + 2 * t);
-}
-
-__device__ __forceinline__ int low_half(u32 pair) { return (int)(i16)pair; }
-__device__ __forceinline__ int high_half(u32 pair) { return (int)pair >> 16; }
-
-// Adds one block to the lanes of a thread.
-template <int T> __device__ __forceinline__ void add_256(const Part256 &p, const Raw256Acts &x, int t, float &even, float &odd, float &min) {
-    int a = 0, c = 0;
+// Adds one block to the lanes of a thread; `block` counts blocks of activations.
+template <int T>
+__device__ __forceinline__ void add_256(const Part256 &p, const Acts &acts, u32 block, int t, float lane[4], float min[2]) {
+    const i8 *codes = acts.codes + 16 * t + (u64)block * 256;
+    float scale = acts.scales[block];
+    int sums[4] = {};
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        a += p.scales[j] * __dp4a(p.codes[j][0], (int)x.codes[j].x, 0);
-        c += p.scales[j] * __dp4a(p.codes[j][1], (int)x.codes[j].y, 0);
+        uint4 x = *(const uint4 *)(codes + 64 * j);
+#pragma unroll
+        for (int c = 0; c < 4; c++) sums[c] += p.scales[j] * __dp4a(p.codes[j][c], (int)word_of(x, c), 0);
     }
     if constexpr (CODE_OFFSET<T> != 0) {
-        // Lanes 0 to 7 carry the offsets of all 16 runs.
-        int first = p.extra[0] * low_half(x.sums.x) + p.extra[1] * high_half(x.sums.x);
-        int second = p.extra[2] * low_half(x.sums.y) + p.extra[3] * high_half(x.sums.y);
-        a -= t < 4 ? CODE_OFFSET<T> * first : 0;
-        c -= t < 4 ? CODE_OFFSET<T> * second : 0;
+        // Lanes 0 to 7, those of two threads, carry the offsets of all 16 runs.
+        uint4 runs = *(const uint4 *)(acts.sums + 8 * (t & 1) + (u64)block * 16);
+        int offset = t < 2 ? CODE_OFFSET<T> : 0;
+        sums[0] -= offset * __dp2a_lo((int)runs.x, p.extra[0], 0);
+        sums[1] -= offset * __dp2a_hi((int)runs.y, p.extra[0], 0);
+        sums[2] -= offset * __dp2a_lo((int)runs.z, p.extra[1], 0);
+        sums[3] -= offset * __dp2a_hi((int)runs.w, p.extra[1], 0);
     }
     if constexpr (HAS_MINS<T>) {
-        int sum = p.extra[0] * low_half(x.sums.x) + p.extra[1] * high_half(x.sums.x);
-        min = fmaf((float)-sum, p.dmin * x.scale, min);
+        uint2 runs = *(const uint2 *)(acts.sums + 4 * t + (u64)block * 16);
+        float factor = p.dmin * scale;
+        min[0] = fmaf((float)-__dp2a_lo((int)runs.x, p.extra[0], 0), factor, min[0]);
+        min[1] = fmaf((float)-__dp2a_hi((int)runs.y, p.extra[0], 0), factor, min[1]);
     }
-    even = fmaf((float)a, p.d * x.scale, even);
-    odd = fmaf((float)c, p.d * x.scale, odd);
+    float factor = p.d * scale;
+#pragma unroll
+    for (int c = 0; c < 4; c++) lane[c] = fmaf((float)sums[c], factor, lane[c]);
 }
 
-// N activation rows (`act[n]`) against one weight row of blocks of 256.
+// N activation rows (`act[n]`) against weight row `row` of blocks of 256.
 template <int T, int N>
 __device__ __forceinline__ void dot_256(
-    const u8 *body, const u8 *tail, const Iq2Tables *tables, int blocks, const Acts &acts, const size_t *act, int t, float *out
+    const u8 *w, int w_rows, int row, const Iq2Tables *tables, int blocks, const Acts &acts, const size_t *act, int t, float *out
 ) {
-    constexpr int AHEAD = AHEAD_256<N>;
-    float even[N] = {}, odd[N] = {}, min[N] = {};
-    auto take = [&](int b, auto count) {
-        constexpr int COUNT = decltype(count)::value;
-        Raw256 raw[COUNT];
-        Raw256Acts x[COUNT][N];
+    Place place = place_of(w_rows, blocks, row);
+    Planes planes = planes_of<T>(w, (size_t)w_rows * blocks, t);
+    float lane[N][4] = {}, min[N][2] = {};
+    u32 slot = (u32)place.first, at[N];
 #pragma unroll
-        for (int k = 0; k < COUNT; k++) {
-            fetch<T>(body + (size_t)(b + k) * Block<T>::BODY, tail + (size_t)(b + k) * Block<T>::TAIL, t, raw[k]);
+    for (int n = 0; n < N; n++) at[n] = (u32)act[n] * blocks;
+    Raw256 raw;
+    fetch<T>(planes, slot, raw);
+    for (int b = 0; b < blocks; b++) {
+        Part256 p;
+        unpack<T>(raw, tables, t, p);
+        // The next block is on its way while this one is used; further ahead costs registers, and with them warps, that cover more.
+        slot += place.step;
+        if (b + 1 < blocks) fetch<T>(planes, slot, raw);
 #pragma unroll
-            for (int n = 0; n < N; n++) fetch_acts<T>(acts, act[n] * blocks + b + k, t, x[k][n]);
-        }
+        for (int n = 0; n < N; n++) add_256<T>(p, acts, at[n]++, t, lane[n], min[n]);
+    }
 #pragma unroll
-        for (int k = 0; k < COUNT; k++) {
-            Part256 p;
-            unpack<T>(raw[k], tables, t, p);
-#pragma unroll
-            for (int n = 0; n < N; n++) add_256<T>(p, x[k][n], t, even[n], odd[n], min[n]);
-        }
-    };
-    int b = 0;
-    for (; b + AHEAD <= blocks; b += AHEAD) take(b, Count<AHEAD>{});
-    for (; b < blocks; b++) take(b, Count<1>{});
-#pragma unroll
-    for (int n = 0; n < N; n++) out[n] = fold_eight(even[n], odd[n], min[n]);
+    for (int n = 0; n < N; n++) out[n] = fold_quad<HAS_MINS<T>>(lane[n], min[n]);
 }
 
 // As `dot_256` for blocks of 32: threads 0 to 3 take even blocks, 4 to 7 odd ones.
@@ -137,13 +130,13 @@ __device__ __forceinline__ void dot_32(const u8 *body, const u8 *tail, int block
         }
 #pragma unroll
         for (int k = 0; k < COUNT; k++) {
-            uint2 codes = unpack_32<T>(raw[k], t);
             float d = factor_of<T>(factors[k]);
 #pragma unroll
             for (int n = 0; n < N; n++) {
                 float factor = d * scales[k][n];
-                even[n] = fmaf((float)__dp4a((int)codes.x, (int)x[k][n].x, 0), factor, even[n]);
-                odd[n] = fmaf((float)__dp4a((int)codes.y, (int)x[k][n].y, 0), factor, odd[n]);
+                int2 sums = dots_32<T>(raw[k], x[k][n]);
+                even[n] = fmaf((float)sums.x, factor, even[n]);
+                odd[n] = fmaf((float)sums.y, factor, odd[n]);
             }
         }
     };
@@ -155,17 +148,25 @@ __device__ __forceinline__ void dot_32(const u8 *body, const u8 *tail, int block
     for (int n = 0; n < N; n++) out[n] = fold_eight(even[n], odd[n], 0.0f);
 }
 
-// Row `row` of a planar matrix against N activation rows.
+// Threads that share a weight row, and threads of a block of threads: tables are filled once a block of threads.
+template <int T> constexpr int ROW_THREADS = Block<T>::VALUES == 256 ? 4 : 8;
+template <int T> constexpr int DOT_THREADS = T == IQ2_XXS ? 512 : 128;
+// Blocks of threads of a multiprocessor. Without this number the compiler saves registers by moving loads to where they are used, which
+// makes every load wait for the one before it.
+template <int T, int N> constexpr int DOT_BLOCKS = T == IQ2_XXS ? (N == 1 ? 2 : 1) : Block<T>::VALUES == 256 && N == 1 ? 8 : 5;
+template <int T> constexpr int DOT_ROWS = DOT_THREADS<T> / ROW_THREADS<T>;
+
+// Row `row` of a matrix against N activation rows, valid in thread 0 of the row.
 template <int T, int N>
 __device__ __forceinline__ void dot_row(
-    const u8 *w, int w_rows, int cols, int row, const Iq2Tables *tables, const Acts &acts, const size_t *act, int t, float *out
+    const u8 *w, int w_rows, int cols, int row, const Iq2Tables *tables, const Acts &acts, const size_t *act, float *out
 ) {
-    int blocks = cols / Block<T>::VALUES;
-    const u8 *body = w + (size_t)row * blocks * Block<T>::BODY;
-    const u8 *tail = w + (size_t)w_rows * blocks * Block<T>::BODY + (size_t)row * blocks * Block<T>::TAIL;
+    int blocks = cols / Block<T>::VALUES, t = threadIdx.x % ROW_THREADS<T>;
     if constexpr (Block<T>::VALUES == 256) {
-        dot_256<T, N>(body, tail, tables, blocks, acts, act, t, out);
+        dot_256<T, N>(w, w_rows, row, tables, blocks, acts, act, t, out);
     } else {
+        const u8 *body = w + (size_t)row * blocks * Block<T>::BODY;
+        const u8 *tail = w + (size_t)w_rows * blocks * Block<T>::BODY + (size_t)row * blocks * Block<T>::TAIL;
         dot_32<T, N>(body, tail, blocks, acts, act, t, out);
     }
 }
@@ -174,8 +175,7 @@ __device__ __forceinline__ void dot_row(
 template <int T> __device__ __forceinline__ const Iq2Tables *tables_for() {
     if constexpr (T == IQ2_XXS) {
         __shared__ Iq2Tables tables;
-        for (int i = threadIdx.x; i < 256; i += blockDim.x) tables.grid[i] = IQ2_GRID[i];
-        __syncthreads();
+        fill_tables(tables);
         return &tables;
     } else {
         return nullptr;

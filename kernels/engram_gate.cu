@@ -3,11 +3,11 @@
 #include "common.cuh"
 
 // keys_value: [rows, n + 1, hidden]; q_norm, k_norm: [n, hidden]; streams: [rows, n, hidden]; gates: [rows, n]. Grid (n, rows).
-extern "C" __global__ void __launch_bounds__(256, 3) engram_gate(
+extern "C" __global__ void __launch_bounds__(SUM_THREADS, 1) engram_gate(
     const float *keys_value, const float *q_norm, const float *k_norm, float *streams, float *gates, int n, int hidden, float rms_eps,
     float floor, float norm
 ) {
-    __shared__ float tiles[2 * SUM_TILE];
+    __shared__ __align__(16) float tiles[2 * SUM_ROOM];
     size_t r = blockIdx.y;
     int k = blockIdx.x;
     const float *key = keys_value + (r * (n + 1) + k) * hidden;

@@ -1,5 +1,6 @@
 // Coefficients of the hyper-connections: sigmoid weights and a Sinkhorn-normalised combination matrix. One block a row.
-// Never touches the streams beyond their norm. Surprising fact: the matrix is so small that one warp normalises it without shared memory.
+// Never touches the streams beyond their norm. Surprising fact: the matrix is so small that one warp normalises it without shared memory,
+// if there are four streams.
 #include "common.cuh"
 
 constexpr int STREAMS_MAX = 8;
@@ -30,24 +31,30 @@ __device__ void sinkhorn_alone(float *c, int n, float eps, int iterations) {
     }
 }
 
-// n * n at most 32: a warp, one thread a value. The same order of sums.
-__device__ float sinkhorn_together(float v, int n, float eps, int iterations) {
+// N * N at most 32: a warp, one thread a value. The same order of sums.
+template <int N> __device__ float sinkhorn_together(float v, float eps, int iterations) {
     // Threads beyond the matrix repeat its last value.
-    int at = min((int)threadIdx.x % 32, n * n - 1), row = at / n * n, column = at % n;
+    int at = min((int)threadIdx.x % 32, N * N - 1), row = at / N * N, column = at % N;
+    auto row_sum = [&]() {
+        float other[N], sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < N; i++) other[i] = __shfl_sync(FULL, v, row + i);
+#pragma unroll
+        for (int i = 0; i < N; i++) sum += other[i];
+        return sum;
+    };
     float most = __shfl_sync(FULL, v, row);
-    for (int i = 1; i < n; i++) most = fmaxf(most, __shfl_sync(FULL, v, row + i));
+#pragma unroll
+    for (int i = 1; i < N; i++) most = fmaxf(most, __shfl_sync(FULL, v, row + i));
     v = exp_of(v - most);
-    float sum = 0.0f;
-    for (int i = 0; i < n; i++) sum += __shfl_sync(FULL, v, row + i);
-    v = v / sum + eps;
+    v = v / row_sum() + eps;
     for (int iteration = 0; iteration < iterations; iteration++) {
-        if (iteration > 0) {
-            sum = 0.0f;
-            for (int i = 0; i < n; i++) sum += __shfl_sync(FULL, v, row + i);
-            v /= sum + eps;
-        }
-        sum = 0.0f;
-        for (int i = 0; i < n; i++) sum += __shfl_sync(FULL, v, i * n + column);
+        if (iteration > 0) v /= row_sum() + eps;
+        float other[N], sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < N; i++) other[i] = __shfl_sync(FULL, v, i * N + column);
+#pragma unroll
+        for (int i = 0; i < N; i++) sum += other[i];
         v /= sum + eps;
     }
     return v;
@@ -55,11 +62,11 @@ __device__ float sinkhorn_together(float v, int n, float eps, int iterations) {
 
 // streams: [rows, n, hidden]; mix: [rows, n * (n + 2)]; base: [n * (n + 2)]; scale: [3];
 // pre, post: [rows, n]; comb: [rows, n, n].
-extern "C" __global__ void __launch_bounds__(256, 3) hc_coefficients(
+extern "C" __global__ void __launch_bounds__(SUM_THREADS, 1) hc_coefficients(
     const float *streams, const float *mix, const float *base, const float *scale, float *pre, float *post, float *comb, int n, int hidden,
     float rms_eps, float hc_eps, int iterations
 ) {
-    __shared__ float tiles[2 * SUM_TILE];
+    __shared__ __align__(16) float tiles[2 * SUM_ROOM];
     __shared__ float c[STREAMS_MAX * STREAMS_MAX];
     size_t r = blockIdx.x;
     int len = n * hidden, mix_len = n * (n + 2);
@@ -73,10 +80,11 @@ extern "C" __global__ void __launch_bounds__(256, 3) hc_coefficients(
         if (group == 2) c[i - 2 * n] = value;
     }
     __syncthreads();
-    if (n * n <= 32) {
+    // The usual number of streams.
+    if (n == 4) {
         if (i < 32) {
-            float v = sinkhorn_together(c[min(i, n * n - 1)], n, hc_eps, iterations);
-            if (i < n * n) c[i] = v;
+            float v = sinkhorn_together<4>(c[min(i, 15)], hc_eps, iterations);
+            if (i < 16) c[i] = v;
         }
     } else if (i == 0) {
         sinkhorn_alone(c, n, hc_eps, iterations);

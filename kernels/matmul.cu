@@ -1,19 +1,9 @@
-// Products of weight rows with activation rows, and what prepares both: planar weights, activations rounded to 8 bits a block.
+// Products of weight rows with activation rows, and what prepares both: weights arranged, activations rounded to 8 bits a block.
 // Never lets the number of rows change a bit: each (weight row, activation row) pair is summed alone, in the 16 lanes of the CPU op.
-// Surprising fact: eight threads share a weight row, each owning two lanes, so integer sums and F32 sums equal the CPU's bit for bit.
+// Surprising fact: the threads that share a weight row own whole lanes, so integer sums and F32 sums equal the CPU's bit for bit.
+#include "arrange.cuh"
 #include "dots.cuh"
-
-// Moves `tail` bytes at `tail_at` of each block behind the bodies of all `total` blocks. src holds `blocks` of them, from number `first`
-// on. One thread a byte.
-extern "C" __global__ void planar(const u8 *src, u8 *dst, u64 first, u64 blocks, u64 total, int block_bytes, int tail_at, int tail) {
-    u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    u64 block = at / block_bytes;
-    if (block >= blocks) return;
-    int i = (int)(at % block_bytes), body = block_bytes - tail;
-    bool is_tail = i >= tail_at && i < tail_at + tail;
-    u64 to = is_tail ? total * body + (first + block) * tail + (i - tail_at) : (first + block) * body + (i < tail_at ? i : i - tail);
-    dst[to] = src[at];
-}
+#include "matmul_row.cuh"
 
 // Codes -127..127 of x with one scale for each BLOCK values, and sums of 16 codes. One warp for 256 values of a row.
 // x: [rows, cols]; codes: [rows, cols]; scales: [rows, cols / BLOCK]; sums: [rows, cols / 16]. Grid (warps of a row, rows).
@@ -61,12 +51,11 @@ extern "C" __global__ void quantise_256(const float *x, i8 *codes, float *scales
     quantise<256>(x, codes, scales, sums, cols);
 }
 
-// w: [w_rows, cols] planar; out: [rows, w_rows]. Grid (weight rows / 16, activation rows / N).
+// out: [rows, w_rows]. Grid (weight rows / DOT_ROWS, activation rows / N).
 template <int T, int N>
 __device__ void matmul_codes(const u8 *w, Acts acts, float *out, int w_rows, int cols, int rows, int groups) {
     const Iq2Tables *tables = tables_for<T>();
-    int t = threadIdx.x % 8;
-    int o = blockIdx.x * (DOT_THREADS / 8) + threadIdx.x / 8;
+    int o = blockIdx.x * DOT_ROWS<T> + threadIdx.x / ROW_THREADS<T>;
     // Threads beyond the last row compute it again: all of a warp must take part in the fold.
     int row = min(o, w_rows - 1);
     int first = blockIdx.y * N, group = row / (w_rows / groups);
@@ -74,8 +63,8 @@ __device__ void matmul_codes(const u8 *w, Acts acts, float *out, int w_rows, int
 #pragma unroll
     for (int n = 0; n < N; n++) act[n] = (size_t)min(first + n, rows - 1) * groups + group;
     float sums[N];
-    dot_row<T, N>(w, w_rows, cols, row, tables, acts, act, t, sums);
-    if (t != 0 || o >= w_rows) return;
+    dot_row<T, N>(w, w_rows, cols, row, tables, acts, act, sums);
+    if (threadIdx.x % ROW_THREADS<T> != 0 || o >= w_rows) return;
 #pragma unroll
     for (int n = 0; n < N; n++) {
         if (first + n < rows) out[(size_t)(first + n) * w_rows + o] = sums[n];
@@ -83,7 +72,7 @@ __device__ void matmul_codes(const u8 *w, Acts acts, float *out, int w_rows, int
 }
 
 #define CODES_N(name, type, n) \
-    extern "C" __global__ void __launch_bounds__(DOT_THREADS, DOT_BLOCKS) matmul_##name##_codes_##n( \
+    extern "C" __global__ void __launch_bounds__(DOT_THREADS<type>, DOT_BLOCKS<type, n>) matmul_##name##_codes_##n( \
         const u8 *w, const i8 *codes, const float *scales, const i16 *sums, float *out, int w_rows, int cols, int rows, int groups \
     ) { \
         matmul_codes<type, n>(w, Acts{codes, scales, sums}, out, w_rows, cols, rows, groups); \
@@ -107,10 +96,12 @@ __device__ __forceinline__ float fold_warp(float lane) {
     return lane + 0.0f;
 }
 
+constexpr int FLOAT_THREADS = 128;
+
 // F32 activations x: [rows, groups, cols] against decoded weights, one warp a weight row. Grid (weight rows / 4, activation rows / N).
 template <int T, int N>
 __device__ void matmul_floats(const u8 *w, const float *x, float *out, int w_rows, int cols, int rows, int groups) {
-    int lane = threadIdx.x % 32, o = blockIdx.x * (DOT_THREADS / 32) + threadIdx.x / 32;
+    int lane = threadIdx.x % 32, o = blockIdx.x * (FLOAT_THREADS / 32) + threadIdx.x / 32;
     if (o >= w_rows) return;
     int first = blockIdx.y * N, group = o / (w_rows / groups);
     float sums[N] = {};
@@ -131,7 +122,7 @@ __device__ void matmul_floats(const u8 *w, const float *x, float *out, int w_row
 }
 
 #define FLOATS_N(name, type, n) \
-    extern "C" __global__ void __launch_bounds__(DOT_THREADS, 6) matmul_##name##_floats_##n( \
+    extern "C" __global__ void __launch_bounds__(FLOAT_THREADS, 6) matmul_##name##_floats_##n( \
         const u8 *w, const float *x, float *out, int w_rows, int cols, int rows, int groups \
     ) { \
         matmul_floats<type, n>(w, x, out, w_rows, cols, rows, groups); \

@@ -1,6 +1,8 @@
 // Blocks of quantised weights as they lie on the device, and the value of one weight.
-// Never sees the file's layout: on the device a matrix is planar, first the bodies of all blocks, then their tails (the factors), so
-// that bodies are aligned; `planar` in matmul.cu makes it so. Q4_K, whose blocks are aligned anyway, and plain floats have no tail.
+// Never sees the file's layout: kernels/arrange.cuh brings a matrix into this one, with the same number of bytes. Blocks of 32 are split
+// into bodies and factors; MXFP4 keeps its codes in order. Blocks of 256 are cut into planes, one a part of a block; in each plane the
+// blocks of eight neighbouring rows alternate, and a block's codes are kept as four threads use them: thread t owns values
+// 64 j + 16 t .. + 15, so that a warp reads 512 bytes in a row.
 // Surprising fact: a decoded value has the bits of the CPU decoder, which rounds each product before it subtracts.
 #pragma once
 #include "common.cuh"
@@ -58,7 +60,69 @@ __device__ __forceinline__ void q4_k_scale(const u8 *packed, int k, int *scale, 
     }
 }
 
-// Value `i` of a block.
+// Rows whose blocks alternate.
+constexpr int GROUP = 8;
+
+// Where a row's first block lies in each plane, counted in blocks, and how far it is to the next.
+struct Place {
+    size_t first;
+    int step;
+};
+
+__device__ __forceinline__ Place place_of(int rows, int blocks, int row) {
+    int start = row / GROUP * GROUP;
+    return Place{(size_t)start * blocks + (row - start), min(GROUP, rows - start)};
+}
+
+// First byte of a plane, for each block of the matrix.
+enum Plane {
+    Q2_K_HEAD = 64, Q2_K_TAIL = 80,
+    Q3_K_HIGH = 64, Q3_K_HEAD = 96, Q3_K_TAIL = 108,
+    Q4_K_CODES = 64, Q4_K_HEAD = 128,
+    Q6_K_CODES = 64, Q6_K_HIGH = 128, Q6_K_HEAD = 192, Q6_K_TAIL = 208,
+    IQ2_XXS_TAIL = 64,
+};
+
+// Value `v` of block `slot` among `total` blocks of 256.
+template <int T> __device__ __forceinline__ float quad_value(const u8 *w, size_t total, size_t slot, int v) {
+    int j = v / 64, t = v / 16 % 4, c = v / 4 % 4, i = v % 4;
+    auto word = [=](int plane, int bytes, int at) { return *(const u32 *)(w + total * plane + slot * bytes + at); };
+    auto part = [=](int plane, int bytes) { return w + total * plane + slot * bytes; };
+    if constexpr (T == Q2_K) {
+        const u8 *head = part(Q2_K_HEAD, 16), *tail = part(Q2_K_TAIL, 4);
+        float scale = half_at(tail) * (float)(head[v / 16] & 15);
+        float min = half_at(tail + 2) * (float)(head[v / 16] >> 4);
+        int code = (word(0, 64, 16 * t + 4 * c) >> (8 * i + 2 * j)) & 3;
+        return scale * (float)code - min;
+    } else if constexpr (T == Q3_K) {
+        const u8 *head = part(Q3_K_HEAD, 12);
+        int s = v / 16;
+        int low = (head[s % 8] >> (s / 8 * 4)) & 15, high = (head[8 + s % 4] >> (s / 4 * 2)) & 3;
+        float scale = half_at(part(Q3_K_TAIL, 2)) * (float)((low | (high << 4)) - 32);
+        int top = (word(Q3_K_HIGH, 32, 8 * t + c / 2 * 4) >> (8 * i + 4 * (c & 1) + j)) & 1;
+        int code = ((word(0, 64, 16 * t + 4 * c) >> (8 * i + 2 * j)) & 3) | (top << 2);
+        return scale * (float)(code - 4);
+    } else if constexpr (T == Q4_K) {
+        const u8 *head = part(Q4_K_HEAD, 16);
+        int scale, min;
+        q4_k_scale(head + 4, v / 32, &scale, &min);
+        int code = (word(j / 2 * Q4_K_CODES, 64, 16 * t + 4 * c) >> (8 * i + 4 * (j & 1))) & 15;
+        return half_at(head) * (float)scale * (float)code - half_at(head + 2) * (float)min;
+    } else if constexpr (T == Q6_K) {
+        float scale = half_at(part(Q6_K_TAIL, 2)) * (float)(i8)part(Q6_K_HEAD, 16)[v / 16];
+        int low = (word(j / 2 * Q6_K_CODES, 64, 16 * t + 4 * c) >> (8 * i + 4 * (j & 1))) & 15;
+        int high = (word(Q6_K_HIGH, 64, 16 * t + 4 * c) >> (8 * i + 2 * j)) & 3;
+        return scale * (float)((low | (high << 4)) - 32);
+    } else {
+        u32 mine = word(0, 64, 16 * t + 4 * j), even = word(0, 64, 16 * (t & 2) + 4 * j), odd = word(0, 64, 16 * (t | 1) + 4 * j);
+        float factor = half_at(part(IQ2_XXS_TAIL, 2)) * (0.5f + (float)(even >> 30 | odd >> 30 << 2)) * 0.25f;
+        int k = c / 2, value = v % 8;
+        float magnitude = factor * (float)(u8)(IQ2_GRID[(mine >> (8 * k)) & 255] >> (value * 8));
+        return (sign_bits((mine >> (16 + 7 * k)) & 127) >> value) & 1 ? -magnitude : magnitude;
+    }
+}
+
+// The value of a block of one value, or value `i` of a block of 32.
 template <int T> __device__ __forceinline__ float block_value(const u8 *body, const u8 *tail, int i) {
     if constexpr (T == F32) {
         return *(const float *)body;
@@ -68,43 +132,21 @@ template <int T> __device__ __forceinline__ float block_value(const u8 *body, co
         return bf16_value(*(const u16 *)body);
     } else if constexpr (T == Q8_0) {
         return (float)(i8)body[i] * half_at(tail);
-    } else if constexpr (T == MXFP4) {
-        return (float)mxfp4_code((body[i % 16] >> (i / 16 * 4)) & 15) * mxfp4_scale(tail[0]);
-    } else if constexpr (T == Q2_K) {
-        float scale = half_at(tail) * (float)(body[i / 16] & 15);
-        float min = half_at(tail + 2) * (float)(body[i / 16] >> 4);
-        int code = (body[16 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2)) & 3;
-        return scale * (float)code - min;
-    } else if constexpr (T == Q3_K) {
-        int s = i / 16;
-        int low = (body[96 + s % 8] >> (s / 8 * 4)) & 15, high = (body[104 + s % 4] >> (s / 4 * 2)) & 3;
-        float scale = half_at(tail) * (float)((low | (high << 4)) - 32);
-        int code = ((body[32 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2)) & 3) | (((body[i % 32] >> (i / 32)) & 1) << 2);
-        return scale * (float)(code - 4);
-    } else if constexpr (T == Q4_K) {
-        int scale, min;
-        q4_k_scale(body + 4, i / 32, &scale, &min);
-        int code = (body[16 + i / 64 * 32 + i % 32] >> (i / 32 % 2 * 4)) & 15;
-        return half_at(body) * (float)scale * (float)code - half_at(body + 2) * (float)min;
-    } else if constexpr (T == Q6_K) {
-        float scale = half_at(tail) * (float)(i8)body[192 + i / 16];
-        int low = (body[i / 128 * 64 + i % 64] >> (i % 128 / 64 * 4)) & 15;
-        int high = (body[128 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2)) & 3;
-        return scale * (float)((low | (high << 4)) - 32);
     } else {
-        const u8 *sub = body + i / 32 * 8;
-        u32 word = *(const u32 *)(sub + 4);
-        float factor = half_at(tail) * (0.5f + (float)(word >> 28)) * 0.25f;
-        int group = i % 32 / 8;
-        float magnitude = factor * (float)(u8)(IQ2_GRID[sub[group]] >> (i % 8 * 8));
-        return (sign_bits((word >> (7 * group)) & 127) >> (i % 8)) & 1 ? -magnitude : magnitude;
+        return (float)mxfp4_code((body[i / 2] >> (i % 2 * 4)) & 15) * mxfp4_scale(tail[0]);
     }
 }
 
 // Weight (`row`, `i`) of a matrix of `rows` rows of `cols` values.
 template <int T> __device__ __forceinline__ float weight_at(const u8 *w, int rows, int cols, int row, int i) {
     using B = Block<T>;
-    size_t blocks = cols / B::VALUES, block = row * blocks + i / B::VALUES;
-    const u8 *tail = w + (size_t)rows * blocks * B::BODY + block * B::TAIL;
-    return block_value<T>(w + block * B::BODY, tail, i % B::VALUES);
+    int blocks = cols / B::VALUES;
+    if constexpr (B::VALUES == 256) {
+        Place place = place_of(rows, blocks, row);
+        return quad_value<T>(w, (size_t)rows * blocks, place.first + (size_t)(i / 256) * place.step, i % 256);
+    } else {
+        size_t block = (size_t)row * blocks + i / B::VALUES;
+        const u8 *tail = w + (size_t)rows * blocks * B::BODY + block * B::TAIL;
+        return block_value<T>(w + block * B::BODY, tail, i % B::VALUES);
+    }
 }

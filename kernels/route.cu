@@ -5,17 +5,21 @@
 
 constexpr int THREADS = 128;
 
-// logits: [rows, experts]; bias: [experts]; ids, weights: [rows, k]. Shared: experts 64-bit words.
+// logits: [rows, experts]; bias: [experts]; ids, weights: [rows, k]. Shared: a 64-bit word and a float an expert.
 extern "C" __global__ void __launch_bounds__(THREADS) route(
     const float *logits, const float *bias, int *ids, float *weights, int experts, int k, float scale, int normalise
 ) {
     extern __shared__ u64 ranks[];
+    float *scores = (float *)(ranks + experts);
     __shared__ u64 bests[THREADS / 32];
     int tid = threadIdx.x;
     size_t r = blockIdx.x;
     const float *row = logits + r * experts;
     // Larger is better: the score, then the lower index. 0 is below every score.
-    for (int i = tid; i < experts; i += THREADS) ranks[i] = ((u64)score_key(score_of(row[i]) + bias[i]) << 32) | (u32)~i;
+    for (int i = tid; i < experts; i += THREADS) {
+        scores[i] = score_of(row[i]);
+        ranks[i] = ((u64)score_key(scores[i] + bias[i]) << 32) | (u32)~i;
+    }
     __syncthreads();
     for (int e = 0; e < k; e++) {
         u64 best = 0;
@@ -31,13 +35,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) route(
         }
         __syncthreads();
     }
-    if (tid != 0) return;
-    float sum = 0.0f;
-    for (int e = 0; e < k; e++) {
-        float weight = score_of(row[ids[r * k + e]]);
-        weights[r * k + e] = weight;
-        sum += weight;
+    // Every thread sums, in the order of choice, and writes one weight.
+    for (int e = tid; e < k; e += THREADS) {
+        float sum = 0.0f;
+        for (int other = 0; other < k; other++) sum += scores[ids[r * k + other]];
+        sum = normalise ? sum + 1e-20f : 1.0f;
+        weights[r * k + e] = scale * scores[ids[r * k + e]] / sum;
     }
-    sum = normalise ? sum + 1e-20f : 1.0f;
-    for (int e = 0; e < k; e++) weights[r * k + e] = scale * weights[r * k + e] / sum;
 }

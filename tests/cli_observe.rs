@@ -85,6 +85,7 @@ fn read_trace(path: &Path) -> Trace {
             Event::Preload(_) => preloads += 1,
             Event::Phase(now) => phase = Some(now),
             Event::Overlap(_) => assert_eq!(phase, Some(Phase::Prefill)),
+            Event::Favour { .. } => {}
             Event::Route { .. } if phase == Some(Phase::Prefill) => prefill_routes += 1,
             Event::Route { experts, .. } => decode_routes.push(experts.len()),
         }

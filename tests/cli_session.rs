@@ -28,7 +28,7 @@ fn used(live: &mut Live) -> u64 {
     line.rsplit(", ").next().unwrap().split(' ').next().unwrap().parse().unwrap()
 }
 
-const SEEDED: [&str; 6] = ["-n", "6", "--temp", "1", "--seed", "3"];
+const SEEDED: [&str; 6] = ["-n", "24", "--temp", "1", "--seed", "3"];
 
 #[test]
 fn a_saved_conversation_goes_on_as_if_never_interrupted() {

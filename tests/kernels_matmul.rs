@@ -39,7 +39,7 @@ fn every_level_gives_the_bits_of_the_scalar_twin() {
     let mut rng = Rng(7);
     for ty in WEIGHT_TYPES {
         for &cols in widths(ty) {
-            for (w_rows, rows) in [(1, 1), (5, 2), (3, 3), (7, 4), (2, 9), (150, 6)] {
+            for (w_rows, rows) in [(1, 1), (5, 2), (3, 3), (7, 4), (2, 9), (150, 6), (16, 16), (33, 21)] {
                 let bytes = weights(&mut rng, ty, w_rows, cols);
                 // Any address: one byte of skew.
                 let skewed = [&[0u8][..], &bytes].concat();
@@ -78,6 +78,8 @@ fn extreme_codes_and_scales_give_the_same_bits() {
                 for level in SimdLevel::ALL {
                     let got = bits(&run(level, Arithmetic::Fast, w, &x, 1));
                     assert_eq!(got, expected, "{ty} {level:?} codes {fill:#x} activations {sign}");
+                    let many = bits(&run(level, Arithmetic::Fast, w, &x.repeat(17), 17));
+                    assert_eq!(many, expected.repeat(17), "{ty} {level:?} codes {fill:#x} activations {sign}, 17 rows");
                 }
             }
         }
@@ -137,6 +139,22 @@ fn rows_in_a_batch_and_threads_change_no_bit() {
                 matmul_prepared(&pool, &kernels, w, &acts, &mut out);
                 assert_eq!(bits(&out), bits(&expected), "{ty} {mode:?} {threads} threads, prepared");
             }
+        }
+    }
+}
+
+/// More rows than are prepared together on any level, and weight rows that leave a remainder.
+#[test]
+fn hundreds_of_rows_have_the_bits_of_single_ones() {
+    let mut rng = Rng(19);
+    let (w_rows, cols, rows) = (37, 768, 150);
+    for ty in WEIGHT_TYPES {
+        let bytes = weights(&mut rng, ty, w_rows, cols);
+        let w = MatView { ty, rows: w_rows, cols, bytes: &bytes };
+        let x = rng.normals(rows * cols);
+        for level in SimdLevel::ALL {
+            let expected: Vec<f32> = x.chunks_exact(cols).flat_map(|x| run(level, MODES[1], w, x, 1)).collect();
+            assert_eq!(bits(&run(level, MODES[1], w, &x, rows)), bits(&expected), "{ty} {level:?}");
         }
     }
 }
@@ -213,10 +231,10 @@ fn values_that_are_not_finite_make_their_row_nan_and_no_other() {
         let bytes = weights(&mut rng, ty, w_rows, cols);
         let w = MatView { ty, rows: w_rows, cols, bytes: &bytes };
         for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let mut x = rng.normals(3 * cols);
+            let mut x = rng.normals(9 * cols);
             x[cols + 777] = bad;
             for (level, mode) in SimdLevel::ALL.into_iter().flat_map(|l| MODES.map(|m| (l, m))) {
-                let out = run(level, mode, w, &x, 3);
+                let out = run(level, mode, w, &x, 9);
                 for (r, row) in out.chunks_exact(w_rows).enumerate() {
                     let all = |f: fn(&f32) -> bool| row.iter().all(f);
                     let right = if r == 1 { all(|v| !v.is_finite() || *v == 0.0) } else { all(|v| v.is_finite()) };

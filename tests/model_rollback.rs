@@ -54,7 +54,8 @@ fn of_a_batch_only_the_first_rows_may_be_kept() {
         // A batch in one sweep, in sweeps of one row, in a sweep of several chunks.
         for (chunk, sweep) in [(16, 16), (1, 1), (5, 64)] {
             let mut subject = runner_of(name, chunk, sweep);
-            for len in [0, 1, 25, window - 1, window, window + 16] {
+            let lengths = [25, window, 0, 1, window - 1, window + 16];
+            for len in lengths.into_iter().take(if chunk == 16 { 6 } else { 2 }) {
                 for kept in 0..=ROLLBACK_ROWS {
                     let what = format!("{name}, chunks of {chunk}: {len} tokens, {kept} rows kept");
                     let want = [Want::All, Want::Last, Want::None][kept % 3];

@@ -153,7 +153,7 @@ fn with_q8_head() -> PathBuf {
 /// A small session, and an engine for it.
 fn small() -> (Engine, Vec<u8>) {
     let engine = engine(b(), 16, 64);
-    let mut timeline = fresh(&engine);
+    let mut timeline = Timeline::with_images(engine.runner().unwrap(), 1);
     timeline.sync(&prompt(3, 250), Want::Last, &mut NoWatcher).unwrap();
     let talk = [Message::new(Role::User, "hello")];
     let bytes = save(&engine, &mut timeline, Some(&talk), &sampler(1.0));
@@ -200,7 +200,7 @@ fn every_shortened_file_is_refused() {
 #[test]
 fn forged_files_do_no_harm() {
     let (engine, bytes) = small();
-    let mut timeline = fresh(&engine);
+    let mut timeline = Timeline::with_images(engine.runner().unwrap(), 2);
     let text = prompt(9, 250);
     let (mut taken, mut refused) = (0, 0);
     for at in (0..bytes.len() - 16).filter(|at| at % 29 == 0 || *at < 900) {
@@ -217,6 +217,10 @@ fn forged_files_do_no_harm() {
             // Whatever is there now can be computed with.
             let done = timeline.append(&text[..2], Want::Last, &mut NoWatcher);
             assert!(matches!(done, Ok(()) | Err(SessionError::Model(_))), "byte {at}: {:?}", done.err());
+            // Back to the frontier that came with it, which may be forged too.
+            let back = timeline.rewind(2, &mut NoWatcher);
+            let is_told = matches!(back, Ok(()) | Err(SessionError::Model(_) | SessionError::State(_)));
+            assert!(is_told, "byte {at}: {:?}", back.err());
         }
     }
     assert!(taken > 100 && refused > 100, "{taken} taken, {refused} refused");
@@ -259,6 +263,30 @@ fn sessions_of_others_are_refused_and_named() {
         assert!(error.contains(part) && error.contains(path.to_str().unwrap()), "{error}");
     }
     drop(engine_b);
+}
+
+#[test]
+fn kept_frontiers_are_saved_too() {
+    let engine = engine(b(), 16, 400);
+    let text = prompt(300, 250);
+    let mut timeline = Timeline::with_images(engine.runner().unwrap(), 3);
+    for len in [60, 100] {
+        timeline.sync(&text[..len], Want::Last, &mut NoWatcher).unwrap();
+    }
+    go_on(&mut timeline, &mut sampler(1.0), 60);
+    let path = file("frontiers", &save(&engine, &mut timeline, None, &sampler(0.0)));
+    // As when an answer's reasoning is left out of the next prompt: what is shared ends just before the end of the last one.
+    for (images, shared, reused) in [(3, 98, 98), (3, 58, 58), (1, 98, 98), (1, 58, 0), (0, 98, 0)] {
+        let mut timeline = Timeline::with_images(engine.runner().unwrap(), images);
+        restore(&engine, &path, &mut timeline).unwrap();
+        assert_eq!(timeline.images().0, images.min(2));
+        let next: Vec<TokenId> = text[..shared].iter().chain(text.iter().rev()).copied().take(150).collect();
+        let report = timeline.sync(&next, Want::Last, &mut NoWatcher).unwrap();
+        assert_eq!(report.reused, reused, "{images} images");
+        let mut plain = fresh(&engine);
+        plain.sync(&next, Want::Last, &mut NoWatcher).unwrap();
+        assert!(timeline.last_logits() == plain.last_logits());
+    }
 }
 
 #[test]

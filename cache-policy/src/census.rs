@@ -82,7 +82,7 @@ impl Census {
             }
             Event::Route { layer, experts } => self.route(layer, experts),
             Event::Preload(_) => self.preloaded += 1,
-            Event::Overlap(_) => {}
+            Event::Overlap(_) | Event::Favour { .. } => {}
         }
     }
 

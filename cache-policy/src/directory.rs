@@ -5,7 +5,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use crate::ids::{ExpertIdx, ExpertKey, LayerIdx};
+use crate::ids::{ExpertIdx, ExpertKey, LayerIdx, Phase};
 use crate::policy::{Epoch, Policy};
 
 /// Layers whose experts have the same size share slots.
@@ -85,6 +85,15 @@ struct Seat {
     /// Epoch up to which the expert is used or expected: a prefetch takes no such slot.
     wanted_until: Epoch,
     is_present: bool,
+    /// Whether the last `favour` of its layer named it.
+    is_favoured: bool,
+    /// Whether decode was the last to use it.
+    is_of_decode: bool,
+}
+
+impl Seat {
+    const EMPTY: Seat =
+        Seat { named: 0, wanted_until: Epoch(0), is_present: false, is_favoured: false, is_of_decode: false };
 }
 
 /// The set of cached experts and the rule by which it changes.
@@ -101,6 +110,8 @@ pub struct Directory {
     is_announced: bool,
     /// Places in the running request of experts that are not cached.
     missing: Vec<usize>,
+    /// Whether `favour` was ever called.
+    has_favourites: bool,
 }
 
 impl Directory {
@@ -123,12 +134,13 @@ impl Directory {
         Self {
             classes,
             layers,
-            seats: alloc::vec![Seat { named: 0, wanted_until: Epoch(0), is_present: false }; experts_total],
+            seats: alloc::vec![Seat::EMPTY; experts_total],
             serial: 0,
             epoch: Epoch(0),
             last_layer: None,
             is_announced: false,
             missing: Vec::new(),
+            has_favourites: false,
         }
     }
 
@@ -210,6 +222,19 @@ impl Directory {
         is_held: &mut dyn FnMut(ExpertKey) -> bool,
         out: &mut Vec<Placement>,
     ) -> Result<(), RouteError> {
+        self.request_in(Phase::Decode, layer, ids, is_held, out)
+    }
+
+    /// As `request`. In prefill, once `favour` has been called, a request is no use: nearly every expert is asked for once,
+    /// which says nothing. What it brings in leaves first, unless favoured.
+    pub fn request_in(
+        &mut self,
+        phase: Phase,
+        layer: LayerIdx,
+        ids: &[ExpertIdx],
+        is_held: &mut dyn FnMut(ExpertKey) -> bool,
+        out: &mut Vec<Placement>,
+    ) -> Result<(), RouteError> {
         self.check(layer, ids)?;
         out.clear();
         let shape = self.layer(layer)?;
@@ -220,27 +245,60 @@ impl Directory {
         self.is_announced = false;
         self.last_layer = Some(layer);
         let epoch = self.epoch;
+        let is_passing = phase == Phase::Prefill && self.has_favourites;
         let policy = &mut self.classes[shape.class].policy;
         self.missing.clear();
         for (place, &expert) in ids.iter().enumerate() {
             let seat = &mut self.seats[shape.base + usize::from(expert.0)];
             seat.wanted_until = epoch;
-            if seat.is_present {
-                policy.touch(ExpertKey { layer, expert }, epoch);
-            } else {
+            if !is_passing {
+                seat.is_of_decode = phase == Phase::Decode;
+            }
+            if !seat.is_present {
                 self.missing.push(place);
+            } else if !is_passing {
+                policy.touch(ExpertKey { layer, expert }, epoch);
             }
             out.push(Placement::Hit);
         }
         for i in 0..self.missing.len() {
             let place = self.missing[i];
-            let expert = ids[place];
-            let evict = self.make_room(shape.class, is_held);
-            self.classes[shape.class].policy.insert(ExpertKey { layer, expert }, epoch);
-            self.seats[shape.base + usize::from(expert.0)].is_present = true;
+            let (expert, index) = (ids[place], shape.base + usize::from(ids[place].0));
+            let evict = self.make_room(shape.class, is_passing, is_held);
+            let used = if is_passing && !self.seats[index].is_favoured { Epoch(0) } else { epoch };
+            self.classes[shape.class].policy.insert(ExpertKey { layer, expert }, used);
+            self.seats[index].is_present = true;
             out[place] = Placement::Fill { evict };
         }
         Ok(())
+    }
+
+    /// Says which experts of `layer` a sweep over many rows uses most, best first: as many as the layer's share of the slots count
+    /// as used now, and stay when the sweep brings them in. What decode used keeps half of the slots, so the share is of the other
+    /// half, or of more where decode has used less. Unknown experts are passed over.
+    pub fn favour(&mut self, layer: LayerIdx, ids: &[ExpertIdx]) {
+        let Ok(shape) = self.layer(layer) else { return };
+        self.has_favourites = true;
+        // A use is never in epoch 0, which precedes all requests.
+        self.epoch = self.epoch.max(Epoch(1));
+        let experts = shape.base..shape.base + usize::from(shape.experts);
+        self.seats[experts].iter_mut().for_each(|seat| seat.is_favoured = false);
+        let in_class = self.layers.iter().flatten().filter(|l| l.class == shape.class);
+        let (mut layers, mut of_decode) = (0, 0);
+        for layer in in_class {
+            let experts = layer.base..layer.base + usize::from(layer.experts);
+            layers += 1;
+            of_decode += self.seats[experts].iter().filter(|seat| seat.is_present && seat.is_of_decode).count();
+        }
+        let slots = self.classes[shape.class].slots;
+        let share = slots.saturating_sub(of_decode).max(slots / 2) / layers.max(1);
+        for &expert in ids.iter().filter(|e| e.0 < shape.experts).take(share) {
+            let index = shape.base + usize::from(expert.0);
+            self.seats[index].is_favoured = true;
+            if self.seats[index].is_present {
+                self.classes[shape.class].policy.touch(ExpertKey { layer, expert }, self.epoch);
+            }
+        }
     }
 
     /// Adds `keys` without a use, most wanted first: the last of them are the first to leave. All must be absent, known and
@@ -328,15 +386,28 @@ impl Directory {
         self.layers.get(usize::from(layer.0)).copied().flatten().ok_or(RouteError::UnknownLayer { layer })
     }
 
-    /// Frees one place in `class` if it is full; says who left.
-    fn make_room(&mut self, class: usize, is_held: &mut dyn FnMut(ExpertKey) -> bool) -> Option<ExpertKey> {
+    /// Frees one place in `class` if it is full; says who left. What `is_passing` takes no favourite's place while there is another.
+    fn make_room(
+        &mut self,
+        class: usize,
+        is_passing: bool,
+        is_held: &mut dyn FnMut(ExpertKey) -> bool,
+    ) -> Option<ExpertKey> {
         if self.classes[class].policy.len() < self.classes[class].slots {
             return None;
         }
         let (seats, serial, layers) = (&self.seats, self.serial, &self.layers);
         let index = |key: ExpertKey| layers[usize::from(key.layer.0)].map(|l| l.base + usize::from(key.expert.0));
-        let mut must_stay = |key: ExpertKey| index(key).is_some_and(|i| seats[i].named == serial) || is_held(key);
-        let victim = self.classes[class].policy.victim(self.epoch, &mut must_stay);
+        let (policy, epoch) = (&mut self.classes[class].policy, self.epoch);
+        let mut must_stay = |key: ExpertKey, spares_favoured: bool| {
+            let stays = |seat: &Seat| seat.named == serial || (spares_favoured && seat.is_favoured);
+            index(key).is_some_and(|i| stays(&seats[i])) || is_held(key)
+        };
+        let mut victim = None;
+        if is_passing {
+            victim = policy.victim(epoch, &mut |key| must_stay(key, true));
+        }
+        let victim = victim.or_else(|| policy.victim(epoch, &mut |key| must_stay(key, false)));
         let victim = victim.expect("the caller keeps held experts and the request within the slots");
         let left = index(victim).expect("a victim was inserted through this directory");
         self.seats[left].is_present = false;

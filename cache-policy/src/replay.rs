@@ -54,6 +54,10 @@ impl Replay {
             Event::Preload(key) => self.preload.push(key),
             Event::Overlap(requests) => self.overlap = (requests as usize).min(OVERLAP_MAX),
             Event::Phase(phase) => self.phase = phase,
+            Event::Favour { layer, experts } => {
+                self.load();
+                self.directory.favour(layer, experts);
+            }
             Event::Session(_) | Event::Token { .. } => {}
             Event::Route { layer, experts } => {
                 self.load();
@@ -111,7 +115,7 @@ impl Replay {
     }
 
     fn request(&mut self, layer: LayerIdx, ids: &[ExpertIdx], overlap: usize) -> Result<(), RouteError> {
-        let Self { directory, recent, placements, lease_max, .. } = self;
+        let Self { directory, recent, placements, lease_max, phase, .. } = self;
         // Fewer slots than the recorded run had: what no longer fits beside the request was not held.
         let mut room = lease_max.saturating_sub(ids.len());
         let mut fits = |keys: &&Vec<ExpertKey>| {
@@ -120,7 +124,7 @@ impl Replay {
             is_room
         };
         let held: Vec<&Vec<ExpertKey>> = recent.iter().rev().take(overlap).take_while(|keys| fits(keys)).collect();
-        directory.request(layer, ids, &mut |key| held.iter().any(|keys| keys.contains(&key)), placements)?;
+        directory.request_in(*phase, layer, ids, &mut |key| held.iter().any(|keys| keys.contains(&key)), placements)?;
         let tally = match self.phase {
             Phase::Prefill => &mut self.prefill,
             Phase::Decode => &mut self.decode,

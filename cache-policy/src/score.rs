@@ -51,6 +51,8 @@ pub struct Request<'a> {
     pub layer: LayerIdx,
     /// Experts in request order.
     pub experts: &'a [ExpertIdx],
+    /// Nothing is requested: the experts are those that a prompt uses most, best first ([`Event::Favour`]).
+    pub is_favour: bool,
     /// Requests before it that still held their experts.
     pub overlap: u32,
     /// Bytes of each expert.
@@ -86,7 +88,10 @@ impl ScoredReplay {
     /// # Errors
     /// A route that does not fit the model.
     pub fn request(&mut self, request: &Request<'_>) -> Result<(), RouteError> {
-        let Request { phase, layer, experts, overlap, expert_bytes } = *request;
+        let Request { phase, layer, experts, is_favour, overlap, expert_bytes } = *request;
+        if is_favour {
+            return self.replay.event(&Event::Favour { layer, experts });
+        }
         if self.phase.replace(phase) != Some(phase) {
             self.replay.event(&Event::Phase(phase))?;
         }

@@ -38,7 +38,8 @@ fn replay(requests: &[Route], slots: usize, policy: usize) -> (Score, u64) {
     let mut replay = ScoredReplay::new(&shapes(slots), KNOWN[policy].1);
     for (phase, layer, experts) in requests.iter().filter(|r| !r.2.is_empty()) {
         let expert_bytes = Bytes(BYTES[usize::from(*layer)]);
-        let request = Request { phase: *phase, layer: LayerIdx(*layer), experts, overlap: 0, expert_bytes };
+        let request =
+            Request { phase: *phase, layer: LayerIdx(*layer), experts, is_favour: false, overlap: 0, expert_bytes };
         replay.request(&request).expect("a route of this model");
     }
     (replay.score, replay.split_requests)

@@ -26,6 +26,7 @@ enum Owned {
     Preload(u16, u16),
     Overlap(u32),
     Route(u16, Vec<u16>),
+    Favour(u16, Vec<u16>),
 }
 
 fn write(events: &[Owned]) -> Vec<u8> {
@@ -41,6 +42,10 @@ fn write(events: &[Owned]) -> Vec<u8> {
                 writer.preload(ExpertKey::new(*layer, *expert)).expect("an expert of this model");
             }
             Owned::Overlap(requests) => writer.overlap(*requests),
+            Owned::Favour(layer, experts) => {
+                let experts: Vec<_> = experts.iter().map(|&e| ExpertIdx(e)).collect();
+                writer.favour(LayerIdx(*layer), &experts).expect("experts of this model");
+            }
             Owned::Route(layer, experts) => {
                 let experts: Vec<_> = experts.iter().map(|&e| ExpertIdx(e)).collect();
                 writer.route(LayerIdx(*layer), &experts).expect("a route of this model");
@@ -64,6 +69,7 @@ fn read(bytes: &[u8], chunk: usize) -> Result<Vec<Owned>, TraceError> {
                 Event::Token { position, id } => Owned::Token(position, id),
                 Event::Preload(key) => Owned::Preload(key.layer.0, key.expert.0),
                 Event::Overlap(requests) => Owned::Overlap(requests),
+                Event::Favour { layer, experts } => Owned::Favour(layer.0, experts.iter().map(|e| e.0).collect()),
                 Event::Route { layer, experts } => Owned::Route(layer.0, experts.iter().map(|e| e.0).collect()),
             });
         }
@@ -89,6 +95,9 @@ fn event() -> impl Strategy<Value = Owned> {
         4 => route(1, 384, 384),
         4 => route(2, 24, 4),
         2 => route(5, 1, 1),
+        1 => prop::sample::subsequence((0..24).collect::<Vec<u16>>(), 0..=24)
+            .prop_shuffle()
+            .prop_map(|e| Owned::Favour(2, e)),
     ]
 }
 

@@ -106,6 +106,17 @@ pub trait Backend: Sized + Send + Sync + 'static {
     fn download(&self, src: &Self::Buf, at: usize, dst: &mut [f32]) -> Result<(), BackendError>;
     /// Device to host, ids; waits for the ops before it.
     fn download_ids(&self, src: &Self::Ids, at: usize, dst: &mut [i32]) -> Result<(), BackendError>;
+    /// Whether ops return before they have run, so that work queued between [`Self::ask_ids`] and [`Self::take_ids`] hides the wait.
+    const IS_QUEUED: bool = false;
+    /// Asks for the first `len` ids of `src` as the ops so far leave them. One question at a time.
+    fn ask_ids(&self, src: &Self::Ids, len: usize) -> Result<(), BackendError> {
+        let _ = (src, len);
+        Ok(())
+    }
+    /// The answer to [`Self::ask_ids`], whose `src` did not change since; waits for the ops before the question, not for later ones.
+    fn take_ids(&self, src: &Self::Ids, dst: &mut [i32]) -> Result<(), BackendError> {
+        self.download_ids(src, 0, dst)
+    }
     /// Device to device: `len` values.
     fn copy(
         &self,

@@ -36,9 +36,7 @@ use crate::units::TokenId;
 pub fn run(cli: &Cli) -> Result<(), CliError> {
     let sampler = sampler(cli)?;
     let mut options = engine_options(cli)?;
-    if cli.is_interactive() {
-        options.rewind_points = cli.session.rewind_points as usize;
-    }
+    options.rewind_points = rewind_points(cli);
     if cli.diagnosis.doctor {
         return doctor::run(cli, &options);
     }
@@ -77,6 +75,16 @@ pub fn run(cli: &Cli) -> Result<(), CliError> {
     // What was learned is worth keeping when the run was interrupted, too.
     let saved = save_hotlist(cli, &engine);
     done.and(saved)
+}
+
+/// Frontiers to keep: one answer needs one, and only where a session outlives it. An answer's text may be other tokens when it is read again, or
+/// its reasoning may be left out, so that the place to go on from is the end of the prompt.
+fn rewind_points(cli: &Cli) -> usize {
+    let session = &cli.session;
+    match cli.is_interactive() {
+        true => session.rewind_points as usize,
+        false => usize::from(session.load_session.is_some() || session.save_session.is_some()),
+    }
 }
 
 /// Writes `--save-hotlist`, if asked for and if anything was learned.
@@ -206,7 +214,7 @@ fn answer_once(
     interrupt: &Interrupt,
     prompt: &Prompt,
 ) -> Result<(), CliError> {
-    let mut timeline = Timeline::new(engine.runner().map_err(CliError::failed)?);
+    let mut timeline = Timeline::with_images(engine.runner().map_err(CliError::failed)?, engine.prepared.rewind_points);
     let mut talk = match saved {
         Some(saved) => session_file::restore((cli, engine), saved, &mut timeline, &mut sampler)?,
         None => Talk::begin(cli),

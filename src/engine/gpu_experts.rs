@@ -1,6 +1,6 @@
 //! Routed experts in GPU memory over a supply in host memory: the upper tier of the cache. Owns the slots and who is in them.
-//! Never reads a file. Surprising fact: one stream orders everything, so a slot may be overwritten by an upload while kernels that read
-//! its old contents are still queued before it.
+//! Never reads a file. Surprising fact: a slot may be given away while kernels that read its old contents are still queued: what writes the
+//! new ones is queued behind them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -216,6 +216,14 @@ impl ExpertSupply<CudaBackend> for GpuExperts {
         self.slots.min(self.inner.lease_max())
     }
 
+    fn sweep_max(&self) -> usize {
+        self.slots.min(self.inner.sweep_max())
+    }
+
+    fn favour(&self, layer: LayerIdx, ids: &[ExpertIdx]) {
+        self.inner.favour(layer, ids);
+    }
+
     fn request(
         &self,
         layer: LayerIdx,
@@ -294,7 +302,7 @@ impl GpuLease<'_> {
     /// Ends the hold on the lower tier, once the device has read what was uploaded from it.
     fn let_go(&mut self) -> Result<(), SupplyError> {
         let Some(below) = self.below.take() else { return Ok(()) };
-        let read = if self.owner.registered.is_empty() { Ok(()) } else { self.owner.backend.device().wait() };
+        let read = if self.owner.registered.is_empty() { Ok(()) } else { self.owner.backend.device().wait_uploads() };
         drop(below);
         read.map_err(failed)
     }

@@ -14,6 +14,11 @@ enum Entry {
         position: u32,
         id: TokenId,
     },
+    Favour {
+        layer: LayerIdx,
+        /// End of its experts in `ids`.
+        end: usize,
+    },
     Route {
         phase: Phase,
         layer: LayerIdx,
@@ -79,6 +84,14 @@ impl RouteTrace {
         self.entries.push(Entry::Route { phase, layer, overlap: overlap as u32, end: self.ids.len() });
     }
 
+    /// The experts that a prompt uses most of `layer` were named, best first.
+    pub fn favour(&mut self, layer: LayerIdx, ids: &[ExpertIdx]) {
+        if self.open_passes > 0 {
+            self.ids.extend_from_slice(ids);
+            self.entries.push(Entry::Favour { layer, end: self.ids.len() });
+        }
+    }
+
     /// A pass has ended; when it is the last one under way and none of them failed, their events are written.
     pub fn end_pass(&mut self, is_good: bool) {
         self.open_passes = self.open_passes.saturating_sub(1);
@@ -104,6 +117,10 @@ impl RouteTrace {
                     self.writer.session(number);
                 }
                 Entry::Token { position, id } => self.writer.token(position, id),
+                Entry::Favour { layer, end } => {
+                    self.writer.favour(layer, &self.ids[begin..end]).expect("the supply knows the layer");
+                    begin = end;
+                }
                 Entry::Route { phase, layer, overlap, end } => {
                     if self.phase.replace(phase) != Some(phase) {
                         self.writer.phase(phase);

@@ -111,6 +111,12 @@ impl Routes {
 }
 
 impl RouteSink for Routes {
+    fn favour(&mut self, layer: LayerIdx, ids: &[ExpertIdx]) {
+        if let Some(trace) = &mut self.0.lock().trace {
+            trace.favour(layer, ids);
+        }
+    }
+
     fn route(&mut self, phase: Phase, layer: LayerIdx, ids: &[ExpertIdx], overlap: usize) {
         self.request(phase, layer, ids, overlap);
     }

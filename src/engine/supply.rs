@@ -40,6 +40,9 @@ fn mats<'a>(layer: &LayerExperts, [gate, up, down]: [&'a [u8]; 3]) -> ExpertMats
     ExpertMats { gate: mat(&layer.gate, gate), up: mat(&layer.up, up), down: mat(&layer.down, down) }
 }
 
+/// Experts that a sweep may hold in any case: enough reads to keep a drive busy while some are computed.
+const SWEEP_EXPERTS_MIN: usize = 16;
+
 /// Experts that are streamed through the cache.
 pub struct StreamedExperts {
     cache: Arc<ExpertCache>,
@@ -69,6 +72,16 @@ struct StreamedLease<'a> {
 impl ExpertSupply<CpuBackend> for StreamedExperts {
     fn lease_max(&self) -> usize {
         self.cache.lease_max()
+    }
+
+    /// An eighth of the slots: what a prompt's experts take at a time, decode lacks afterwards.
+    fn sweep_max(&self) -> usize {
+        let slots = self.cache.lease_max();
+        slots.min((slots / 8).max(SWEEP_EXPERTS_MIN))
+    }
+
+    fn favour(&self, layer: LayerIdx, ids: &[ExpertIdx]) {
+        self.cache.favour(layer, ids);
     }
 
     fn request(

@@ -49,13 +49,13 @@ pub trait StateSink {
     ///
     /// # Errors
     /// Whatever keeps them from being stored.
-    fn numbers(&mut self, name: &'static str, numbers: &[u64]) -> Result<(), StateError>;
+    fn numbers(&mut self, name: &str, numbers: &[u64]) -> Result<(), StateError>;
 
     /// Values of buffers.
     ///
     /// # Errors
     /// Whatever keeps them from being stored.
-    fn values(&mut self, name: &'static str, values: &[f32]) -> Result<(), StateError>;
+    fn values(&mut self, name: &str, values: &[f32]) -> Result<(), StateError>;
 }
 
 /// Gives a state back, piece by piece.

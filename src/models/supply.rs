@@ -35,6 +35,17 @@ pub trait ExpertSupply<B: Backend>: Send + Sync {
     /// Most distinct experts that leases held at the same time may hold together (at least the router's top-k).
     fn lease_max(&self) -> usize;
 
+    /// Most experts that a sweep over many rows holds at a time, so that it leaves the others in place.
+    fn sweep_max(&self) -> usize {
+        self.lease_max()
+    }
+
+    /// Says which experts of `layer` the rows of a sweep use most, best first, before they are requested: worth keeping for what comes
+    /// after the sweep. Changes no result.
+    fn favour(&self, layer: LayerIdx, ids: &[ExpertIdx]) {
+        let _ = (layer, ids);
+    }
+
     /// Pins `ids` (distinct) of `layer` and starts, or joins, the reads of those not in memory. Returns at once.
     fn request(
         &self,

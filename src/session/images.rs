@@ -2,6 +2,8 @@
 //! Never holds more of them than it was told. Surprising fact: each is small, because rows that are only ever appended stay where they are;
 //! an image is what a sequence overwrites as it moves on, and holds as long as the tokens before it do.
 
+use serde::{Deserialize, Serialize};
+
 use crate::models::ModelRunner;
 use crate::models::state::{ROLLBACK_ROWS, StateError, StatePart, StateSink, StateSource};
 
@@ -11,7 +13,7 @@ pub struct MemoryState {
     numbers: Vec<u64>,
     values: Vec<f32>,
     /// Name and count of each piece; whether it is one of numbers.
-    pieces: Vec<(&'static str, usize, bool)>,
+    pieces: Vec<(Box<str>, usize, bool)>,
 }
 
 impl MemoryState {
@@ -24,6 +26,22 @@ impl MemoryState {
     /// Bytes of its numbers and values.
     pub fn bytes(&self) -> u64 {
         (8 * self.numbers.len() + 4 * self.values.len()) as u64
+    }
+
+    /// Gives all pieces to `sink`.
+    ///
+    /// # Errors
+    /// What the sink says.
+    pub fn replay(&self, sink: &mut dyn StateSink) -> Result<(), StateError> {
+        let (mut numbers, mut values) = (&self.numbers[..], &self.values[..]);
+        for (name, count, is_numbers) in &self.pieces {
+            if *is_numbers {
+                sink.numbers(name, numbers.split_off(..*count).expect("counted when they came"))?;
+            } else {
+                sink.values(name, values.split_off(..*count).expect("counted when they came"))?;
+            }
+        }
+        Ok(())
     }
 
     /// Reads it from the start.
@@ -39,15 +57,15 @@ impl StateSink for MemoryState {
         self.values.reserve_exact(values);
     }
 
-    fn numbers(&mut self, name: &'static str, numbers: &[u64]) -> Result<(), StateError> {
+    fn numbers(&mut self, name: &str, numbers: &[u64]) -> Result<(), StateError> {
         self.numbers.extend_from_slice(numbers);
-        self.pieces.push((name, numbers.len(), true));
+        self.pieces.push((name.into(), numbers.len(), true));
         Ok(())
     }
 
-    fn values(&mut self, name: &'static str, values: &[f32]) -> Result<(), StateError> {
+    fn values(&mut self, name: &str, values: &[f32]) -> Result<(), StateError> {
         self.values.extend_from_slice(values);
-        self.pieces.push((name, values.len(), false));
+        self.pieces.push((name.into(), values.len(), false));
         Ok(())
     }
 }
@@ -62,13 +80,13 @@ pub struct MemoryReader<'a> {
 
 impl MemoryReader<'_> {
     fn expect(&mut self, name: &'static str, count: usize, is_numbers: bool) -> Result<(), StateError> {
-        let found = self.state.pieces.get(self.piece).copied();
+        let found = self.state.pieces.get(self.piece);
         self.piece += 1;
-        if found != Some((name, count, is_numbers)) {
-            let shown = found.map_or("nothing".into(), |(name, count, _)| format!("{count} of {name}"));
-            return Err(StateError::mismatch("a piece", shown, format!("{count} of {name}")));
+        if found.is_some_and(|found| (&*found.0, found.1, found.2) == (name, count, is_numbers)) {
+            return Ok(());
         }
-        Ok(())
+        let shown = found.map_or("nothing".into(), |(name, count, _)| format!("{count} of {name}"));
+        Err(StateError::mismatch("a piece", shown, format!("{count} of {name}")))
     }
 }
 
@@ -86,6 +104,14 @@ impl StateSource for MemoryReader<'_> {
         self.values += values.len();
         Ok(())
     }
+}
+
+/// What a kept frontier leads to, from shortest to longest, and the number of its pieces.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ImageMark {
+    pub from: u64,
+    pub to: u64,
+    pub pieces: u64,
 }
 
 /// A frontier, and the lengths that it leads to.
@@ -133,10 +159,47 @@ impl Images {
         }
         let mut state = self.spare.pop().unwrap_or_default();
         state.clear();
-        runner.save_state(StatePart::Frontier, &mut state)?;
+        match runner.save_state(StatePart::Frontier, &mut state) {
+            // A model without frontiers goes back as far as its rings reach.
+            Err(StateError::Unsupported { .. }) => {
+                self.most = 0;
+                return Ok(());
+            }
+            saved => saved?,
+        }
         let back = (1..=ROLLBACK_ROWS.min(len)).take_while(|back| runner.reach(len - back) == len - back).count();
         self.kept.push(Image { from: len - back, to: len, state });
         Ok(())
+    }
+
+    /// The frontiers, as a file knows them.
+    pub fn marks(&self) -> Vec<ImageMark> {
+        let mark = |image: &Image| ImageMark {
+            from: image.from as u64,
+            to: image.to as u64,
+            pieces: image.state.pieces.len() as u64,
+        };
+        self.kept.iter().map(mark).collect()
+    }
+
+    /// Gives all frontiers to `sink`, in the order of their marks.
+    ///
+    /// # Errors
+    /// What the sink says.
+    pub fn save_to(&self, sink: &mut dyn StateSink) -> Result<(), StateError> {
+        self.kept.iter().try_for_each(|image| image.state.replay(sink))
+    }
+
+    /// Takes a frontier that was saved, longer than all that are kept; drops another one if there is no room.
+    pub fn adopt(&mut self, (from, to): (usize, usize), state: MemoryState) {
+        if self.most == 0 {
+            return;
+        }
+        if self.kept.len() == self.most {
+            self.drop_least();
+            self.spare.pop();
+        }
+        self.kept.push(Image { from, to, state });
     }
 
     /// Drops the frontier that leaves the smallest gap.
@@ -216,5 +279,8 @@ mod tests {
         assert!(state.reader().values("n", &mut values).is_err());
         assert!(state.reader().numbers("n", &mut [0; 3]).is_err());
         assert_eq!(state.bytes(), 24);
+        let mut copy = MemoryState::default();
+        state.replay(&mut copy).unwrap();
+        assert_eq!(copy, state);
     }
 }

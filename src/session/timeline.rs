@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::models::probe::Probe;
 use crate::models::state::{StateError, StatePart, StateSink, StateSource};
 use crate::models::{ModelError, ModelRunner, Want};
-use crate::session::images::Images;
+use crate::session::images::{ImageMark, Images, MemoryState};
 use crate::units::TokenId;
 
 /// Whether long work goes on.
@@ -195,11 +195,26 @@ impl Timeline {
             self.last_logits.copy_from_slice(logits);
             self.has_logits = true;
         }
-        let taken = self.images.take(&mut *self.runner);
-        if taken.is_err() {
-            self.clear();
-        }
-        taken
+        Ok(())
+    }
+
+    /// The frontiers that are kept, by rising length.
+    pub fn image_marks(&self) -> Vec<ImageMark> {
+        self.images.marks()
+    }
+
+    /// Gives all of them to `sink`.
+    ///
+    /// # Errors
+    /// What the sink says.
+    pub fn save_images(&self, sink: &mut dyn StateSink) -> Result<(), StateError> {
+        self.images.save_to(sink)
+    }
+
+    /// Takes a saved frontier of the present tokens back: one that leads to lengths `from` to `to`, longer than all that are kept.
+    pub fn adopt_image(&mut self, (from, to): (usize, usize), state: MemoryState) {
+        assert!(from <= to && to <= self.tokens.len(), "a frontier of other tokens");
+        self.images.adopt((from, to), state);
     }
 
     /// Goes back to the first `len` tokens. Tokens that the state no longer holds are computed again. There are no logits afterwards, until

@@ -13,7 +13,7 @@
 //!
 //! A block's payload is a run of records, first byte the tag: 0 next layer's route of `top_k` experts; 1 any other route
 //! (layer, count as varints); 2 token (position, id as varints); 3 session (number as varint); 4 prefill; 5 decode;
-//! 6 preload (layer as varint, expert); 7 overlap (count as varint).
+//! 6 preload (layer as varint, expert); 7 overlap (count as varint); 8 favour (layer, count as varints, experts).
 //! Experts are packed with as many bits as the layer's count needs, lowest bits first. The state that tag 0 refers to
 //! starts anew with every block. The last block, END1, holds two u64: routes and uses written.
 
@@ -48,6 +48,7 @@ const TAG_PREFILL: u8 = 4;
 const TAG_DECODE: u8 = 5;
 const TAG_PRELOAD: u8 = 6;
 const TAG_OVERLAP: u8 = 7;
+const TAG_FAVOUR: u8 = 8;
 
 /// One routed layer of the traced model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -133,6 +134,13 @@ pub enum Event<'a> {
     },
     /// So many requests before the next one still held their experts when it was served.
     Overlap(u32),
+    /// The experts of a layer that a prompt uses most, best first: what the cache is to keep of it.
+    Favour {
+        /// Layer.
+        layer: LayerIdx,
+        /// Distinct experts.
+        experts: &'a [ExpertIdx],
+    },
     /// One request: the experts that one token or wave needs in a layer.
     Route {
         /// Layer.

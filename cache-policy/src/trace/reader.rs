@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 
 use super::{
     BLOCK, BLOCK_BYTES, BLOCK_HEAD_BYTES, END, END_BYTES, Event, HEAD_BYTES, LAYER_BYTES, LAYERS_MAX, MAGIC,
-    TAG_DECODE, TAG_NEXT, TAG_OVERLAP, TAG_PREFILL, TAG_PRELOAD, TAG_ROUTE, TAG_SESSION, TAG_TOKEN, TraceError,
-    TraceHeader, TraceLayer, VERSION, bits_of, rows_of,
+    TAG_DECODE, TAG_FAVOUR, TAG_NEXT, TAG_OVERLAP, TAG_PREFILL, TAG_PRELOAD, TAG_ROUTE, TAG_SESSION, TAG_TOKEN,
+    TraceError, TraceHeader, TraceLayer, VERSION, bits_of, rows_of,
 };
 use crate::ids::{Bytes, ExpertIdx, ExpertKey, LayerIdx, Phase};
 
@@ -251,6 +251,12 @@ impl TraceReader {
                 self.route(row, count, layers)
             }
             TAG_OVERLAP => Ok(Event::Overlap(self.varint()?)),
+            TAG_FAVOUR => {
+                let row = self.row_of_layer()?;
+                let count = self.varint()? as usize;
+                let layer = self.unpack(row, count)?;
+                Ok(Event::Favour { layer, experts: &self.experts })
+            }
             TAG_PRELOAD => {
                 let row = self.row_of_layer()?;
                 let layer = self.header.as_ref().map_or(LayerIdx(0), |h| h.layers[row].layer);

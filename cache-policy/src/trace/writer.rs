@@ -4,7 +4,7 @@
 use alloc::vec::Vec;
 
 use super::{
-    BLOCK, BLOCK_BYTES, END, MAGIC, TAG_DECODE, TAG_NEXT, TAG_OVERLAP, TAG_PREFILL, TAG_PRELOAD, TAG_ROUTE,
+    BLOCK, BLOCK_BYTES, END, MAGIC, TAG_DECODE, TAG_FAVOUR, TAG_NEXT, TAG_OVERLAP, TAG_PREFILL, TAG_PRELOAD, TAG_ROUTE,
     TAG_SESSION, TAG_TOKEN, TraceError, TraceHeader, TraceLayer, VERSION, bits_of, rows_of,
 };
 use crate::ids::{ExpertIdx, ExpertKey, LayerIdx, Phase};
@@ -97,6 +97,21 @@ impl TraceWriter {
     fn experts_of(&self, layer: LayerIdx) -> Option<u16> {
         let row = self.rows.get(usize::from(layer.0)).copied().flatten()?;
         Some(self.layers[usize::from(row)].experts)
+    }
+
+    /// Records the experts of a layer that a prompt uses most, best first.
+    ///
+    /// # Errors
+    /// `BadRoute` when the header has no such layer or expert; nothing is recorded.
+    pub fn favour(&mut self, layer: LayerIdx, experts: &[ExpertIdx]) -> Result<(), TraceError> {
+        self.seal_if_full();
+        let bad = TraceError::BadRoute { layer, experts: experts.len() };
+        let count = self.experts_of(layer).filter(|&count| experts.iter().all(|e| e.0 < count)).ok_or(bad)?;
+        self.block.push(TAG_FAVOUR);
+        push_varint(&mut self.block, u32::from(layer.0));
+        push_varint(&mut self.block, experts.len() as u32);
+        self.pack(experts, bits_of(count));
+        Ok(())
     }
 
     /// Records one request.

@@ -1,4 +1,4 @@
-//! One GPU: its context, its one stream, memory and the launch of kernels, each counted.
+//! One GPU: its context, its stream of kernels and its stream of uploads, memory and the launch of kernels, each counted.
 //! Never waits except where a caller asks for bytes. Surprising fact: an error of a kernel shows at a later call, so the names of the
 //! kernels since the last wait are kept and told with it.
 
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::result::{self, DriverError};
-use cudarc::driver::{CudaContext, CudaStream, sys};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
 use parking_lot::Mutex;
 
 use super::modules::{LoadError, Modules};
@@ -68,6 +68,8 @@ pub struct Device {
     // In the order in which they must go.
     modules: Modules,
     stream: Arc<CudaStream>,
+    /// Uploads that kernels need not wait for before they are used.
+    uploads: Arc<CudaStream>,
     context: Arc<CudaContext>,
     properties: Properties,
     counts: Counts,
@@ -100,10 +102,11 @@ impl Device {
         let refused = |e| OpenError::Context { ordinal, reason: text(e) };
         let context = CudaContext::new(ordinal).map_err(refused)?;
         let stream = context.new_stream().map_err(refused)?;
+        let uploads = context.new_stream().map_err(refused)?;
         let properties = properties(&context).map_err(refused)?;
         let modules = Modules::load(properties.capability, text_only)?;
         let recent = Mutex::new(([""; RECENT], 0));
-        Ok(Self { modules, stream, context, properties, counts: Counts::default(), recent })
+        Ok(Self { modules, stream, uploads, context, properties, counts: Counts::default(), recent })
     }
 
     /// What the device is.
@@ -200,6 +203,71 @@ impl Device {
         self.check("an upload", unsafe { result::memcpy_htod_async(at, src, self.raw_stream()) })
     }
 
+    /// An event for [`Self::mark`] and [`Self::upload_aside`]; nobody waits for it until it is marked.
+    pub(super) fn event(&self) -> Result<CudaEvent, BackendError> {
+        self.check("making an event", self.context.new_event(None))
+    }
+
+    /// Lets `event` come when all kernels that were started have ended.
+    pub(super) fn mark(&self, event: &CudaEvent) -> Result<(), BackendError> {
+        self.check("marking a place among kernels", event.record(&self.stream))
+    }
+
+    /// Host to device beside the kernels: begins after `free` and the uploads before, and kernels started from now on wait for it, by way of
+    /// `arrived`. `src` as for [`Self::upload`], registered memory until [`Self::wait_uploads`].
+    pub(super) fn upload_aside(
+        &self,
+        src: &[u8],
+        at: u64,
+        free: &CudaEvent,
+        arrived: &CudaEvent,
+    ) -> Result<(), BackendError> {
+        self.bind()?;
+        self.counts.upload_bytes.fetch_add(src.len() as u64, Ordering::Relaxed);
+        self.check("an upload", self.uploads.wait(free))?;
+        // SAFETY: the caller owns `src.len()` bytes at `at`. Pageable host memory is copied before the call returns.
+        self.check("an upload", unsafe { result::memcpy_htod_async(at, src, self.uploads.cu_stream()) })?;
+        self.check("an upload", arrived.record(&self.uploads))?;
+        self.check("an upload", self.stream.wait(arrived))
+    }
+
+    /// Host memory that the device writes by itself.
+    pub(super) fn host_bytes(self: &Arc<Self>, len: usize) -> Result<HostBytes, BackendError> {
+        self.bind()?;
+        // SAFETY: a plain allocation, given back once, when the result is dropped.
+        let start = self.check("allocating host memory", unsafe { result::malloc_host(len, 0) })?;
+        // SAFETY: `len` bytes were allocated at `start`.
+        unsafe { start.cast::<u8>().write_bytes(0, len) };
+        Ok(HostBytes { device: Arc::clone(self), start: start.expose_provenance(), len })
+    }
+
+    /// Device to host behind the kernels so far; `len` bytes of `dst` are there when an event marked after this has come.
+    pub(super) fn download_aside(&self, at: u64, dst: &mut HostBytes, len: usize) -> Result<(), BackendError> {
+        self.bind()?;
+        assert!(len <= dst.len, "{len} bytes into {}", dst.len);
+        self.counts.download_bytes.fetch_add(len as u64, Ordering::Relaxed);
+        let to = std::ptr::with_exposed_provenance_mut::<u8>(dst.start);
+        // SAFETY: `dst` has that many bytes, is nobody else's, and outlives the copy: its drop waits.
+        let to = unsafe { std::slice::from_raw_parts_mut(to, len) };
+        // SAFETY: the caller owns `len` bytes at `at`.
+        self.check("a download", unsafe { result::memcpy_dtoh_async(to, at, self.raw_stream()) })
+    }
+
+    /// Waits until `event` has come.
+    pub(super) fn wait_for(&self, event: &CudaEvent) -> Result<(), BackendError> {
+        self.bind()?;
+        self.counts.waits.fetch_add(1, Ordering::Relaxed);
+        self.check("waiting for kernels", event.synchronize())
+    }
+
+    /// Waits for the uploads of [`Self::upload_aside`], not for kernels.
+    pub fn wait_uploads(&self) -> Result<(), BackendError> {
+        self.bind()?;
+        self.counts.waits.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the stream lives as long as `self`.
+        self.check("waiting for uploads", unsafe { result::stream::synchronize(self.uploads.cu_stream()) })
+    }
+
     /// Device to host; returns when the bytes are there.
     pub(super) fn download(&self, at: u64, dst: &mut [u8]) -> Result<(), BackendError> {
         if dst.is_empty() {
@@ -264,6 +332,35 @@ impl Device {
             result::launch_kernel(function, grid, block, shared, self.raw_stream(), &mut params[..firsts.len()])
         };
         self.check("a launch", started)
+    }
+}
+
+/// Host memory that the driver gave out.
+pub(super) struct HostBytes {
+    device: Arc<Device>,
+    start: usize,
+    len: usize,
+}
+
+impl HostBytes {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// What was written; nothing may be on its way.
+    pub(super) fn read(&self) -> &[u8] {
+        let start = std::ptr::with_exposed_provenance::<u8>(self.start);
+        // SAFETY: `len` bytes that live as long as `self`, zeroed at first; writers borrow `self` mutably.
+        unsafe { std::slice::from_raw_parts(start, self.len) }
+    }
+}
+
+impl Drop for HostBytes {
+    fn drop(&mut self) {
+        if self.device.wait().is_ok() {
+            // SAFETY: from `host_bytes`, and no copy is under way.
+            let _ = unsafe { result::free_host(std::ptr::with_exposed_provenance_mut::<c_void>(self.start)) };
+        }
     }
 }
 

@@ -1,10 +1,11 @@
 //! Memory of the device as the ops see it: values, ids, weight matrices and lent views of them.
-//! Never lets a matrix lie as in its file: blocks are split into bodies and factors, see kernels/quant.cuh.
+//! Never lets a matrix lie as in its file: blocks are cut into planes, see kernels/quant.cuh.
 //! Surprising fact: memory is given back when the last handle is dropped, and the driver waits for kernels that still use it.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use cudarc::driver::CudaEvent;
 use parking_lot::Mutex;
 
 use super::device::Device;
@@ -79,56 +80,84 @@ impl MatShape {
         usize::try_from(bytes).ok()
     }
 
-    /// Where in a block of the file its factors lie, and their bytes; no bytes if blocks stay whole.
-    fn tail(&self) -> (usize, usize) {
-        match self.ty {
-            QuantType::Q8_0 | QuantType::IQ2_XXS => (0, 2),
-            QuantType::MXFP4 => (0, 1),
-            QuantType::Q2_K => (80, 4),
-            QuantType::Q3_K => (108, 2),
-            QuantType::Q6_K => (208, 2),
-            QuantType::F32 | QuantType::F16 | QuantType::BF16 | QuantType::Q4_K | QuantType::I8 | QuantType::I32 => {
-                (0, 0)
-            }
-        }
+    /// The kernel of kernels/arrange.cuh that brings blocks of the file into the layout of the device; none if they stay as they are.
+    fn arranger(&self) -> Option<&'static str> {
+        Some(match self.ty {
+            QuantType::Q8_0 => "arrange_q8_0",
+            QuantType::MXFP4 => "arrange_mxfp4",
+            QuantType::Q2_K => "arrange_q2_k",
+            QuantType::Q3_K => "arrange_q3_k",
+            QuantType::Q4_K => "arrange_q4_k",
+            QuantType::Q6_K => "arrange_q6_k",
+            QuantType::IQ2_XXS => "arrange_iq2_xxs",
+            QuantType::F32 | QuantType::F16 | QuantType::BF16 | QuantType::I8 | QuantType::I32 => return None,
+        })
     }
 }
 
-/// Bytes of the buffer that file bytes pass through.
-const STAGING: usize = 32 << 20;
+/// Bytes of each of the two buffers that file bytes pass through.
+const STAGING: usize = 16 << 20;
+/// Threads that arrange a block.
+const BLOCK_THREADS: usize = 16;
+
+/// A buffer on the device between an upload and the kernel that arranges its blocks.
+struct Buffer {
+    bytes: Bytes,
+    /// When its upload has ended, and when the kernel that read it has.
+    arrived: CudaEvent,
+    free: CudaEvent,
+}
+
+impl Buffer {
+    fn new(device: &Arc<Device>) -> Result<Self, BackendError> {
+        Ok(Self { bytes: Bytes::new(device, "uploads", STAGING)?, arrived: device.event()?, free: device.event()? })
+    }
+}
+
+/// Two buffers, used in turns: one is filled while the other is read.
+struct Buffers {
+    both: [Buffer; 2],
+    turn: usize,
+}
 
 /// Brings matrices from the layout of files into that of the device.
 pub(super) struct Stager {
-    staging: Mutex<Option<Bytes>>,
+    buffers: Mutex<Option<Buffers>>,
 }
 
 impl Stager {
     pub(super) fn new() -> Self {
-        Self { staging: Mutex::new(None) }
+        Self { buffers: Mutex::new(None) }
     }
 
-    /// Writes the matrix in `src` to `to`, in stream order.
+    /// Writes the matrix in `src` to `to`, in order with the kernels. Registered memory must not change before
+    /// [`Device::wait_uploads`] has returned.
     pub(super) fn store(&self, device: &Arc<Device>, shape: MatShape, src: &[u8], to: u64) -> Result<(), BackendError> {
-        let (tail_at, tail) = shape.tail();
-        if tail == 0 {
-            return device.upload(src, to);
-        }
-        let block = shape.ty.block_bytes();
-        let total = src.len() / block;
-        let mut staging = self.staging.lock();
-        let staging = match &mut *staging {
-            Some(staging) => staging,
-            none => none.insert(Bytes::new(device, "uploads", STAGING)?),
+        let mut buffers = self.buffers.lock();
+        let buffers = match &mut *buffers {
+            Some(buffers) => buffers,
+            none => none.insert(Buffers { both: [Buffer::new(device)?, Buffer::new(device)?], turn: 0 }),
         };
+        let Some(kernel) = shape.arranger() else {
+            // Straight to its place, once the kernels that read what was there have ended.
+            let Buffer { free, arrived, .. } = &buffers.both[buffers.turn];
+            device.mark(free)?;
+            return device.upload_aside(src, to, free, arrived);
+        };
+        let block = shape.ty.block_bytes();
         let step = STAGING / block;
-        for first in (0..total).step_by(step) {
-            let blocks = step.min(total - first);
-            device.upload(&src[first * block..(first + blocks) * block], staging.at)?;
-            let launch = Launch::new(device, "planar", [(blocks * block).div_ceil(256), 1, 1], 256);
-            let launch = launch.pointer(staging.at).pointer(to).long(first).long(blocks).long(total);
-            let launch = launch.int(block).int(tail_at).int(tail);
-            // SAFETY: the parameters of `planar`: `blocks` blocks in the staging buffer, `total` at `to`, which the caller owns.
+        for piece in 0..src.len().div_ceil(step * block) {
+            let first = piece * step;
+            let blocks = step.min(src.len() / block - first);
+            let Buffer { bytes, arrived, free } = &buffers.both[buffers.turn];
+            buffers.turn ^= 1;
+            device.upload_aside(&src[first * block..(first + blocks) * block], bytes.at, free, arrived)?;
+            let launch = Launch::new(device, kernel, [(blocks * BLOCK_THREADS).div_ceil(256), 1, 1], 256);
+            let launch = launch.pointer(bytes.at).pointer(to).long(first).long(blocks);
+            let launch = launch.int(shape.rows).int(shape.cols / shape.ty.block_values());
+            // SAFETY: the parameters of the arranging kernels: `blocks` blocks in the buffer, a whole matrix at `to`, which the caller owns.
             unsafe { launch.start()? };
+            device.mark(free)?;
         }
         Ok(())
     }

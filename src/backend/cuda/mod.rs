@@ -1,7 +1,8 @@
-//! The CUDA backend: one device, one stream, one kernel for each op, the CPU's order of sums.
+//! The CUDA backend: one device, a stream of kernels and one of uploads, one kernel for each op, the CPU's order of sums.
 //! Never answers differently from the CPU on purpose: kernels add in the same lanes, so most results have the same bits.
 //! Surprising fact: ops return as soon as they are queued; only a download waits, so a kernel's failure shows there.
 
+mod answer;
 mod device;
 mod kernel_names;
 mod launch;
@@ -18,6 +19,7 @@ pub use modules::LoadError;
 use crate::backend::cpu::matmul::Arithmetic;
 use crate::backend::{Backend, BackendError, SharedBytes, ops};
 use crate::quant::QuantType;
+use answer::Answer;
 use launch::matmul::Rounded;
 use memory::{Bytes, Stager};
 
@@ -26,6 +28,7 @@ pub struct CudaBackend {
     // Dropped before the device that they are memory of.
     rounded: Rounded,
     stager: Stager,
+    answer: Answer,
     arithmetic: Arithmetic,
     device: Arc<Device>,
 }
@@ -50,7 +53,7 @@ impl CudaSlab {
 impl CudaBackend {
     /// A backend on `device`, which others may use as well.
     pub fn new(device: Arc<Device>, arithmetic: Arithmetic) -> Self {
-        Self { rounded: Rounded::new(), stager: Stager::new(), arithmetic, device }
+        Self { rounded: Rounded::new(), stager: Stager::new(), answer: Answer::new(), arithmetic, device }
     }
 
     /// The device.
@@ -86,7 +89,7 @@ impl CudaBackend {
     }
 
     /// Writes a matrix, as it lies in a file, to `at` of `slab`, in order with the ops. `src` may be reused on return, unless it is
-    /// registered: then when the device has waited.
+    /// registered: then after [`Device::wait_uploads`].
     ///
     /// # Errors
     /// Bytes that are not `shape`, and failures of the device.
@@ -173,6 +176,17 @@ impl Backend for CudaBackend {
 
     fn download_ids(&self, src: &CudaIds, at: usize, dst: &mut [i32]) -> Result<(), BackendError> {
         self.device.download(src.bytes.at + part(src.len, at, dst.len()), bytemuck::cast_slice_mut(dst))
+    }
+
+    const IS_QUEUED: bool = true;
+
+    fn ask_ids(&self, src: &CudaIds, len: usize) -> Result<(), BackendError> {
+        part(src.len, 0, len);
+        self.answer.ask(&self.device, src.bytes.at, len)
+    }
+
+    fn take_ids(&self, _src: &CudaIds, dst: &mut [i32]) -> Result<(), BackendError> {
+        self.answer.take(&self.device, dst)
     }
 
     fn copy(

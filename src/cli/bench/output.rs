@@ -156,6 +156,7 @@ fn table(conditions: &[String], rows: &[Row]) -> String {
         "steady t/s",
     ];
     if is_streaming {
+        head.extend(["prefill read", "drive busy", "drive bound t/s", "compute bound t/s", "of the bound"]);
         head.extend(["slots", "cache", "hits", "all-hit layers", "read a token", "drive wait ms a token"]);
     }
     text += &format!("\n| {} |\n|{}\n", head.join(" | "), "---:|".repeat(head.len()));
@@ -179,6 +180,14 @@ fn table(conditions: &[String], rows: &[Row]) -> String {
             ],
         });
         if is_streaming {
+            let rate = |tps: Option<f64>| tps.map_or(String::new(), |tps| format!("{tps:.2}"));
+            cells.extend([
+                Bytes(row.prefill_read_bytes).to_string(),
+                percent(row.drive_busy()),
+                rate(row.drive_bound_tps()),
+                rate(row.compute_bound_tps()),
+                percent(row.bound_ratio()),
+            ]);
             cells.extend([
                 row.cache_slots.to_string(),
                 Bytes(row.cache_budget_bytes).to_string(),

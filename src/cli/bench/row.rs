@@ -107,6 +107,30 @@ pub struct Row {
     pub drive_gb_per_s: Option<f64>,
 }
 
+impl Row {
+    /// Rate of the prefill if nothing but its reads took time, at the rate that the probe found.
+    pub fn drive_bound_tps(&self) -> Option<f64> {
+        let bytes_per_s = self.drive_gb_per_s.filter(|_| self.prefill_read_bytes > 0)? * 1e9;
+        share(self.prefill_tokens as f64, self.prefill_read_bytes as f64 / bytes_per_s)
+    }
+
+    /// Rate of the prefill if it had never waited for experts.
+    pub fn compute_bound_tps(&self) -> Option<f64> {
+        share(self.prefill_tokens as f64, (self.prefill_ms - self.prefill_wait_ms) / 1e3)
+    }
+
+    /// The prefill's rate over the lower of its bounds.
+    pub fn bound_ratio(&self) -> Option<f64> {
+        let compute = self.compute_bound_tps()?;
+        share(self.prefill_tps, self.drive_bound_tps().map_or(compute, |drive| drive.min(compute)))
+    }
+
+    /// Share of the prefill's time with at least one read under way.
+    pub fn drive_busy(&self) -> Option<f64> {
+        share(self.prefill_drive_ms, self.prefill_ms)
+    }
+}
+
 /// Columns that the known tool writes, in its order.
 pub const KNOWN_COLUMNS: [&str; 9] = [
     "ctx_tokens",
@@ -175,6 +199,28 @@ mod tests {
         let known = "ctx_tokens,gen_tps\n7,1.5\n";
         let back: Row = csv::Reader::from_reader(known.as_bytes()).deserialize().next().unwrap().unwrap();
         assert_eq!(back, Row { ctx_tokens: 7, gen_tps: 1.5, ..Row::default() });
+    }
+
+    #[test]
+    fn bounds_of_a_prefill() {
+        // 100 tokens in 2 s, 0.5 s of them waiting, for 3 GB from a drive of 2 GB/s.
+        let row = Row {
+            prefill_tokens: 100,
+            prefill_tps: 50.0,
+            prefill_ms: 2000.0,
+            prefill_wait_ms: 500.0,
+            prefill_drive_ms: 1600.0,
+            prefill_read_bytes: 3_000_000_000,
+            drive_gb_per_s: Some(2.0),
+            ..Row::default()
+        };
+        assert_eq!((row.drive_bound_tps(), row.compute_bound_tps()), (Some(66.6667), Some(66.6667)));
+        assert_eq!((row.bound_ratio(), row.drive_busy()), (Some(0.75), Some(0.8)));
+        let slow = Row { drive_gb_per_s: Some(1.6), ..row.clone() };
+        assert_eq!((slow.drive_bound_tps(), slow.bound_ratio()), (Some(53.3333), Some(0.9375)));
+        let unknown = Row { drive_gb_per_s: None, ..row.clone() };
+        assert_eq!((unknown.drive_bound_tps(), unknown.bound_ratio()), (None, Some(0.75)));
+        assert_eq!((Row::default().bound_ratio(), Row::default().drive_busy()), (None, None));
     }
 
     #[test]

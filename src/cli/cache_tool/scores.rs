@@ -105,8 +105,8 @@ impl Keeping {
         Ok(Self { recording, phases: Vec::new(), uses_max })
     }
 
-    fn push(&mut self, &Request { phase, layer, experts, .. }: &Request<'_>) -> Result<(), CliError> {
-        let Some(recording) = &mut self.recording else { return Ok(()) };
+    fn push(&mut self, &Request { phase, layer, experts, is_favour, .. }: &Request<'_>) -> Result<(), CliError> {
+        let Some(recording) = self.recording.as_mut().filter(|_| !is_favour) else { return Ok(()) };
         if recording.uses() + experts.len() > self.uses_max {
             self.recording = None;
             return Ok(());

@@ -20,6 +20,7 @@ const BATCH_REQUESTS: usize = 1 << 15;
 struct Entry {
     phase: Phase,
     layer: LayerIdx,
+    is_favour: bool,
     overlap: u32,
     expert_bytes: Bytes,
     /// End of its experts.
@@ -37,10 +38,10 @@ impl Batch {
     /// The requests in their order.
     pub fn requests(&self) -> impl Iterator<Item = Request<'_>> {
         let mut begin = 0;
-        self.entries.iter().map(move |&Entry { phase, layer, overlap, expert_bytes, end }| {
+        self.entries.iter().map(move |&Entry { phase, layer, is_favour, overlap, expert_bytes, end }| {
             let experts = &self.experts[begin..end];
             begin = end;
-            Request { phase, layer, experts, overlap, expert_bytes }
+            Request { phase, layer, experts, is_favour, overlap, expert_bytes }
         })
     }
 }
@@ -141,7 +142,19 @@ impl TraceInput {
                     self.batch.entries.push(Entry {
                         phase: self.census.phase(),
                         layer,
+                        is_favour: false,
                         overlap: std::mem::take(&mut self.overlap),
+                        expert_bytes: self.census.expert_bytes(layer),
+                        end: self.batch.experts.len(),
+                    });
+                }
+                Event::Favour { layer, experts } => {
+                    self.batch.experts.extend_from_slice(experts);
+                    self.batch.entries.push(Entry {
+                        phase: self.census.phase(),
+                        layer,
+                        is_favour: true,
+                        overlap: 0,
                         expert_bytes: self.census.expert_bytes(layer),
                         end: self.batch.experts.len(),
                     });

@@ -1,6 +1,6 @@
 //! The experts of one layer on their way to a sweep: asked for ahead of use, handed out by rising id.
-//! Never holds more experts than the supply lends. Surprising fact: experts that a part of the rows is known to need are asked for before
-//! the other rows have chosen, so that the drive works while attention is computed.
+//! Never holds more experts than the supply lends to sweeps. Surprising fact: experts are asked for before rows have chosen: those that a
+//! part of the rows is known to need, and, where nearly all will be, the first ones of the next layer while this one is still computed.
 
 use std::collections::VecDeque;
 
@@ -13,8 +13,8 @@ struct Group<'a, B: Backend> {
     ids: Vec<ExpertIdx>,
     lease: Box<dyn ExpertLease<B> + 'a>,
     is_ready: Vec<bool>,
-    /// Experts that were used.
-    used: usize,
+    /// Experts that are still to be used.
+    unused: usize,
 }
 
 /// Experts of one layer, for one sweep.
@@ -37,17 +37,49 @@ impl<'a, B: Backend> Ahead<'a, B> {
     /// Asks for the first of `active` (by rising id) while the other rows choose theirs. Takes half of what may be held at most, so that
     /// experts in front of them still find room.
     pub fn ask_early(&mut self, active: &[ExpertIdx]) -> Result<(), SupplyError> {
-        let half = self.supply.lease_max() / 2;
-        for ids in active[..active.len().min(half)].chunks(self.group_len()) {
+        let room = (self.supply.sweep_max() / 2).saturating_sub(self.held_experts);
+        let unasked = active.iter().filter(|id| !self.is_asked[id.0 as usize]).copied();
+        let wanted: Vec<ExpertIdx> = unasked.take(room).collect();
+        for ids in wanted.chunks(self.group_len()) {
             self.ask(ids)?;
         }
         Ok(())
     }
 
+    /// Before anybody has chosen: asks for the experts that lie first in the file, as far as `before`, the layer in front, leaves room
+    /// (it has asked for all of its own). Takes half of what may be held at most.
+    pub fn ask_unseen(&mut self, before: &Ahead<'_, B>) -> Result<(), SupplyError> {
+        let most = self.supply.sweep_max();
+        let room = (most / 2).min(most.saturating_sub(before.held_experts)).saturating_sub(self.held_experts);
+        let count = self.group_len();
+        // Whole groups only: few large requests keep the drive busier than many small ones.
+        if room >= count {
+            let unasked = (0..self.is_asked.len()).filter(|id| !self.is_asked[*id]);
+            let ids: Vec<ExpertIdx> = unasked.take(count).map(|id| ExpertIdx(id as u16)).collect();
+            if !ids.is_empty() {
+                self.ask(&ids)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The rows have chosen `active` (by rising id): what was asked for in vain is not waited for.
+    pub fn settle(&mut self, active: &[ExpertIdx]) {
+        for group in &mut self.held {
+            group.unused = group.ids.iter().filter(|id| active.binary_search(id).is_ok()).count();
+        }
+        self.give_back_used();
+    }
+
+    /// Whether all of `active` were asked for.
+    pub fn has_asked(&self, active: &[ExpertIdx]) -> bool {
+        active.iter().all(|id| self.is_asked[id.0 as usize])
+    }
+
     /// Makes sure that `active[at]` is asked for, and asks for as many of those behind it as there is room for. `active` is by rising id.
     pub fn ask_from(&mut self, active: &[ExpertIdx], at: usize) -> Result<(), SupplyError> {
         loop {
-            let room = self.supply.lease_max().saturating_sub(self.held_experts);
+            let room = self.supply.sweep_max().saturating_sub(self.held_experts);
             let unasked = active[at..].iter().filter(|id| !self.is_asked[id.0 as usize]).copied();
             let wanted: Vec<ExpertIdx> = unasked.take(room + 1).collect();
             // All in one go where they fit; else whole groups, so that reads keep their depth.
@@ -66,14 +98,14 @@ impl<'a, B: Backend> Ahead<'a, B> {
     /// Experts of one request when not all fit at once: a quarter of what may be held, so that three quarters are read or waited for
     /// while one is computed.
     fn group_len(&self) -> usize {
-        (self.supply.lease_max() / 4).max(1)
+        (self.supply.sweep_max() / 4).max(1)
     }
 
     fn ask(&mut self, ids: &[ExpertIdx]) -> Result<(), SupplyError> {
         let lease = self.supply.request(self.layer, ids, Phase::Prefill)?;
         ids.iter().for_each(|id| self.is_asked[id.0 as usize] = true);
         self.held_experts += ids.len();
-        self.held.push_back(Group { ids: ids.to_vec(), lease, is_ready: vec![false; ids.len()], used: 0 });
+        self.held.push_back(Group { ids: ids.to_vec(), lease, is_ready: vec![false; ids.len()], unused: ids.len() });
         Ok(())
     }
 
@@ -92,12 +124,16 @@ impl<'a, B: Backend> Ahead<'a, B> {
             group.is_ready[landed] = true;
         }
         let result = f(&group.lease.mats(index))?;
-        group.used += 1;
-        // Groups go in the order in which they came: a trace tells only how many of the last requests are held.
-        while self.held.front().is_some_and(|group| group.used == group.ids.len()) {
+        group.unused -= 1;
+        self.give_back_used();
+        Ok(result)
+    }
+
+    /// Groups go in the order in which they came: a trace tells only how many of the last requests are held.
+    fn give_back_used(&mut self) {
+        while self.held.front().is_some_and(|group| group.unused == 0) {
             self.give_back();
         }
-        Ok(result)
     }
 
     /// Gives the oldest group back; its experts that were not used have to be asked for again.

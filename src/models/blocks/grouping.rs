@@ -75,6 +75,21 @@ impl Grouping {
         }
     }
 
+    /// The active experts by falling worth after these rows: how often they were chosen, each choice of the last rows counting seven times,
+    /// since the text goes on from there (spec 7.4).
+    pub fn ranked(&self, k: usize) -> Vec<ExpertIdx> {
+        const LAST_ROWS: usize = 32;
+        let first_late = (self.ids.len() / k.max(1)).saturating_sub(LAST_ROWS) as i32;
+        let worth = |expert: &ExpertIdx| {
+            let rows = &self.rows[self.range(*expert)];
+            // Rows of an expert rise.
+            rows.len() + 6 * (rows.len() - rows.partition_point(|row| *row < first_late))
+        };
+        let mut ranked: Vec<(usize, ExpertIdx)> = self.active.iter().map(|e| (worth(e), *e)).collect();
+        ranked.sort_unstable_by_key(|(worth, expert)| (std::cmp::Reverse(*worth), *expert));
+        ranked.into_iter().map(|(_, expert)| expert).collect()
+    }
+
     /// Counts rows and places from `rows` rows earlier on.
     pub fn shift(&mut self, rows: usize, k: usize) {
         self.rows.iter_mut().for_each(|row| *row += rows as i32);
@@ -100,6 +115,17 @@ mod tests {
         assert_eq!([0, 1, 2, 3, 4].map(|e| grouping.range(ExpertIdx(e))), [0..1, 1..3, 3..3, 3..4, 4..6]);
         assert_eq!(grouping.rows, [1, 0, 1, 2, 0, 2]);
         assert_eq!(grouping.places, [3, 1, 2, 4, 0, 5]);
+    }
+
+    #[test]
+    fn late_choices_count_most() {
+        let mut grouping = Grouping::new(40, 4, 1);
+        // Expert 0 in 7 early rows, 1 in the other 33 but 3 late ones, 2 in one late row, 3 in two.
+        grouping.ids.extend((0..40).map(|row| if row < 7 { 0 } else { 1 }));
+        grouping.ids[20] = 2;
+        (grouping.ids[38], grouping.ids[39]) = (3, 3);
+        grouping.group(4, 1);
+        assert_eq!(grouping.ranked(1), [1, 3, 0, 2].map(ExpertIdx));
     }
 
     #[test]

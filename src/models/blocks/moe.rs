@@ -197,13 +197,21 @@ impl<B: Backend> Moe<'_, B> {
     ) -> Result<(), ModelError> {
         let (experts, k) = (self.sizes.experts, self.sizes.k);
         grouping.ids.resize(k, 0);
-        self.backend.download_ids(&self.work.router_ids, 0, &mut grouping.ids)?;
+        self.backend.ask_ids(&self.work.router_ids, k)?;
+        // A device works on this while the host hears of the choice and queues what follows from it.
+        if B::IS_QUEUED {
+            self.shared_expert()?;
+        }
+        self.backend.take_ids(&self.work.router_ids, &mut grouping.ids)?;
         grouping.group(experts, k);
         let mut lease = supply.request(LayerIdx(self.layer as u16), &grouping.active, Phase::Decode)?;
         if let Some(next) = next {
             self.guess_next(next, supply, &mut grouping.guess)?;
         }
-        self.shared_expert()?;
+        // The processor works on this while the drive reads.
+        if !B::IS_QUEUED {
+            self.shared_expert()?;
+        }
         if self.probe.as_ref().is_some_and(|p| p.wants_expert_mid()) {
             while let Some(index) = lease.next_ready()? {
                 let expert = grouping.active[index];

@@ -10,7 +10,7 @@ use super::suffix::{Piece, PieceKind, Suffix};
 use crate::backend::{Backend, BackendError};
 use crate::models::supply::{ExpertMats, ExpertSupply};
 use crate::models::{LogitSink, ModelError, Progress};
-use crate::units::ExpertIdx;
+use crate::units::{ExpertIdx, LayerIdx};
 
 /// What a sweep asks of an architecture. Buffers of a pass hold one piece at a time.
 pub trait Layers<B: Backend> {
@@ -61,11 +61,13 @@ impl<B: Backend, L: Layers<B>> Sweep<'_, B, L> {
         for piece in self.suffix.pieces(0, self.chunk) {
             self.layers.start(piece)?;
         }
+        let mut ahead = Ahead::new(self.experts, 0, self.sizes.experts);
         for layer in 0..self.layer_count {
-            let mut ahead = Ahead::new(self.experts, layer, self.sizes.experts);
             self.attention(layer, &mut ahead)?;
-            self.routed_experts(layer, ahead)?;
+            let mut next = Ahead::new(self.experts, layer + 1, self.sizes.experts);
+            self.routed_experts(layer, ahead, &mut next)?;
             self.leave(layer)?;
+            ahead = next;
         }
         Ok(())
     }
@@ -111,16 +113,32 @@ impl<B: Backend, L: Layers<B>> Sweep<'_, B, L> {
         self.layers.settle(layer, pieces)
     }
 
-    /// The experts of all rows: each once, by rising id.
-    fn routed_experts(&mut self, layer: usize, mut ahead: Ahead<'_, B>) -> Result<(), ModelError> {
+    /// Whether the rows of `layer` are so many that practically every expert will be chosen: chosen evenly, each would be expected
+    /// eight times, and left out once in 3,000 times.
+    fn wants_all_experts(&self, layer: usize) -> bool {
+        const EXPECTED_USES: usize = 8;
+        let rows = |layer| self.rows - self.suffix.layer(layer).whole;
+        layer < self.layer_count && rows(layer) * self.sizes.k >= EXPECTED_USES * self.sizes.experts
+    }
+
+    /// The experts of all rows: each once, by rising id. `next` may begin to read.
+    fn routed_experts(
+        &mut self,
+        layer: usize,
+        mut ahead: Ahead<'_, B>,
+        next: &mut Ahead<'_, B>,
+    ) -> Result<(), ModelError> {
+        let reads_next = self.wants_all_experts(layer + 1);
         let whole = self.suffix.layer(layer).whole;
         let mut grouping = std::mem::take(self.grouping);
         let result = (|| {
             grouping.group(self.sizes.experts, self.sizes.k);
             grouping.active.sort_unstable();
+            self.experts.favour(LayerIdx(layer as u16), &grouping.ranked(self.sizes.k));
             grouping.shift(whole, self.sizes.k);
             self.backend.upload_ids(&grouping.rows, &mut self.carry.group_rows, 0)?;
             self.backend.upload_ids(&grouping.places, &mut self.carry.group_places, 0)?;
+            ahead.settle(&grouping.active);
             ahead.ask_from(&grouping.active, 0)?;
             if self.is_one_piece(layer) {
                 // Its input is still in place; the drive works meanwhile.
@@ -130,6 +148,9 @@ impl<B: Backend, L: Layers<B>> Sweep<'_, B, L> {
             for (done, expert) in grouping.active.iter().enumerate() {
                 self.tell((layer, 1), done, grouping.active.len())?;
                 ahead.ask_from(&grouping.active, done)?;
+                if reads_next && ahead.has_asked(&grouping.active[done..]) {
+                    next.ask_unseen(&ahead)?;
+                }
                 ahead.with(*expert, |mats| self.expert(layer, *expert, mats, &grouping))?;
             }
             Ok(())

@@ -10,7 +10,8 @@ use xxhash_rust::xxh3::Xxh3;
 use super::{
     CheckpointError, END, Head, MAGIC, ModelMark, NUMBERS, START_BYTES, SamplerMark, TRAILER_BYTES, VALUES, VERSION,
 };
-use crate::models::state::{StateError, StateSource};
+use crate::models::state::{StateError, StateSink, StateSource};
+use crate::session::images::{ImageMark, MemoryState};
 use crate::session::timeline::Timeline;
 use crate::text::chat::{ChatError, Message};
 use crate::units::TokenId;
@@ -162,8 +163,8 @@ impl Checkpoint {
         source.floats(&mut logits).map_err(failed)?;
         let logits = (!logits.is_empty()).then_some(&logits[..]);
         let loaded = timeline.load_state(&tokens, logits, &mut source);
-        let rest = loaded.and_then(|()| Ok(source.finish()?));
-        match rest {
+        let loaded = loaded.and_then(|()| load_images(&self.head.images, timeline, &mut source));
+        match loaded.and_then(|()| source.finish()) {
             Ok(sum) if sum == self.sum => Ok(self.restored(model)),
             Ok(_) => {
                 timeline.clear();
@@ -195,6 +196,24 @@ impl Checkpoint {
         let level = self.head.talk.as_ref().and_then(|talk| talk.level);
         Restored { talk: self.messages.map(|messages| (messages, level)), sampler: self.head.sampler, notes }
     }
+}
+
+/// Takes over the frontiers that lead to shorter beginnings of the session.
+fn load_images(marks: &[ImageMark], timeline: &mut Timeline, source: &mut Source<'_>) -> Result<(), StateError> {
+    let (tokens, mut longest) = (timeline.tokens().len() as u64, 0);
+    for mark in marks {
+        if mark.from > mark.to || mark.to > tokens || mark.to <= longest || mark.from == 0 && mark.to == 0 {
+            let found = format!("{} to {}", mark.from, mark.to);
+            return Err(StateError::mismatch("a frontier", found, format!("{} to {tokens}", longest + 1)));
+        }
+        longest = mark.to;
+        let mut state = MemoryState::default();
+        for _ in 0..mark.pieces {
+            source.piece(&mut state)?;
+        }
+        timeline.adopt_image((mark.from as usize, mark.to as usize), state);
+    }
+    Ok(())
 }
 
 fn read_up_to(file: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
@@ -257,6 +276,14 @@ impl Source<'_> {
         Ok(())
     }
 
+    fn u64s(&mut self, numbers: &mut [u64]) -> io::Result<()> {
+        let bytes = self.take(8 * numbers.len())?;
+        for (number, bytes) in numbers.iter_mut().zip(bytes.chunks_exact(8)) {
+            *number = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+        }
+        Ok(())
+    }
+
     fn floats(&mut self, values: &mut [f32]) -> io::Result<()> {
         let bytes = self.take(4 * values.len())?;
         for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(4)) {
@@ -265,11 +292,39 @@ impl Source<'_> {
         Ok(())
     }
 
+    /// Kind, name and count of the next piece.
+    fn piece_head(&mut self) -> io::Result<(u8, String, u64)> {
+        let [kind, name_bytes] = self.take(2)?.try_into().expect("two bytes");
+        let name = String::from_utf8_lossy(self.take(usize::from(name_bytes))?).into_owned();
+        Ok((kind, name, u64::from_le_bytes(self.take(8)?.try_into().expect("eight bytes"))))
+    }
+
+    /// The next piece, whatever it is.
+    fn piece(&mut self, sink: &mut dyn StateSink) -> Result<(), StateError> {
+        let (kind, name, count) = self.piece_head()?;
+        let width = match kind {
+            NUMBERS => 8,
+            VALUES => 4,
+            other => return Err(StateError::mismatch("the kind of a piece", other, format!("{NUMBERS} or {VALUES}"))),
+        };
+        // No memory for what is not there.
+        if count > self.left / width {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        if kind == NUMBERS {
+            let mut numbers = vec![0; count as usize];
+            self.u64s(&mut numbers)?;
+            sink.numbers(&name, &numbers)
+        } else {
+            let mut values = vec![0.0; count as usize];
+            self.floats(&mut values)?;
+            sink.values(&name, &values)
+        }
+    }
+
     /// Refuses any other piece than this one.
     fn expect(&mut self, kind: u8, name: &'static str, count: usize) -> Result<(), StateError> {
-        let [found_kind, name_bytes] = self.take(2)?.try_into().expect("two bytes");
-        let found_name = String::from_utf8_lossy(self.take(usize::from(name_bytes))?).into_owned();
-        let found_count = u64::from_le_bytes(self.take(8)?.try_into().expect("eight bytes"));
+        let (found_kind, found_name, found_count) = self.piece_head()?;
         if (found_kind, &*found_name, found_count) != (kind, name, count as u64) {
             let found = format!("{found_count} of {found_name:?}");
             return Err(StateError::mismatch("a piece", found, format!("{count} of {name:?}")));
@@ -291,11 +346,7 @@ impl Source<'_> {
 impl StateSource for Source<'_> {
     fn numbers(&mut self, name: &'static str, numbers: &mut [u64]) -> Result<(), StateError> {
         self.expect(NUMBERS, name, numbers.len())?;
-        let bytes = self.take(8 * numbers.len())?;
-        for (number, bytes) in numbers.iter_mut().zip(bytes.chunks_exact(8)) {
-            *number = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
-        }
-        Ok(())
+        Ok(self.u64s(numbers)?)
     }
 
     fn values(&mut self, name: &'static str, values: &mut [f32]) -> Result<(), StateError> {

@@ -4,7 +4,7 @@
 //!
 //! Layout, little-endian: magic (8), version (u32), length of the head (u64), the head (JSON), token ids (u32 each), logits of the
 //! vocabulary (f32 each) if there are any, the pieces of the state (kind u8, length of the name u8, name, count u64, then u64 or f32 each),
-//! end mark (8), length of the file (u64), xxh3-128 of all bytes before it (16).
+//! the pieces of each frontier that is kept, end mark (8), length of the file (u64), xxh3-128 of all bytes before it (16).
 
 mod load;
 mod save;
@@ -19,6 +19,7 @@ pub use load::{Checkpoint, Restored};
 pub use save::write;
 
 use crate::models::state::StateError;
+use crate::session::images::ImageMark;
 
 const MAGIC: [u8; 8] = *b"DS4SESS\0";
 const END: [u8; 8] = *b"DS4END\0\0";
@@ -78,6 +79,8 @@ struct Head {
     /// Length of the logits row; 0 where there is none.
     logits: u64,
     sampler: SamplerMark,
+    /// Frontiers that the session can go back to, by rising length.
+    images: Vec<ImageMark>,
     /// Absent when the tokens were given as such.
     talk: Option<SavedTalk>,
 }

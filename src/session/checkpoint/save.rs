@@ -59,7 +59,7 @@ impl Out<'_> {
 }
 
 impl StateSink for Out<'_> {
-    fn numbers(&mut self, name: &'static str, numbers: &[u64]) -> Result<(), StateError> {
+    fn numbers(&mut self, name: &str, numbers: &[u64]) -> Result<(), StateError> {
         self.put_piece(NUMBERS, name, numbers.len())?;
         for number in numbers {
             self.put(&number.to_le_bytes())?;
@@ -67,7 +67,7 @@ impl StateSink for Out<'_> {
         Ok(())
     }
 
-    fn values(&mut self, name: &'static str, values: &[f32]) -> Result<(), StateError> {
+    fn values(&mut self, name: &str, values: &[f32]) -> Result<(), StateError> {
         self.put_piece(VALUES, name, values.len())?;
         Ok(self.put_values(values)?)
     }
@@ -93,6 +93,7 @@ pub fn write(
         model: model.clone(),
         tokens: timeline.tokens().len() as u64,
         logits: if timeline.has_logits() { timeline.vocab() as u64 } else { 0 },
+        images: timeline.image_marks(),
         sampler: SamplerMark { seed: sampler.params().seed, position: sampler.position() },
         talk: talk
             .map(|(messages, level)| SavedTalk { messages: messages.iter().map(Message::to_json).collect(), level }),
@@ -111,7 +112,8 @@ pub fn write(
         if timeline.has_logits() {
             out.put_values(timeline.last_logits())?;
         }
-        timeline.save_state(&mut out)
+        timeline.save_state(&mut out)?;
+        timeline.save_images(&mut out)
     })()
     .map_err(|error| match error {
         StateError::Io(error) => CheckpointError::Write(error),

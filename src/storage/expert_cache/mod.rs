@@ -80,6 +80,11 @@ pub trait RouteSink: Send {
     /// `ids` of `layer` were requested in `phase`, while `overlap` earlier requests held their experts.
     fn route(&mut self, phase: Phase, layer: LayerIdx, ids: &[ExpertIdx], overlap: usize);
 
+    /// `ids` are what a prompt uses most of `layer`, best first.
+    fn favour(&mut self, layer: LayerIdx, ids: &[ExpertIdx]) {
+        let _ = (layer, ids);
+    }
+
     /// `keys` were taken into the cache unasked, most wanted first.
     fn preload(&mut self, keys: &[ExpertKey]) {
         let _ = keys;
@@ -233,6 +238,11 @@ impl ExpertCache {
             self.submit(batch);
         }
         Ok(lease)
+    }
+
+    /// Says what a prompt uses most of `layer`, best first, before it is requested: that stays, the rest of the prompt's experts leave first.
+    pub fn favour(&self, layer: LayerIdx, ids: &[ExpertIdx]) {
+        self.shared.table.lock().favour(layer, ids);
     }
 
     /// Hands a batch to the reader. From here on every read ends at the guard, one way or another.

@@ -334,6 +334,14 @@ impl Table {
         Ok(need)
     }
 
+    /// Tells the directory, and whoever records, what a prompt uses most.
+    pub fn favour(&mut self, layer: LayerIdx, ids: &[ExpertIdx]) {
+        self.directory.favour(layer, ids);
+        if let Some(routes) = &mut self.routes {
+            routes.favour(layer, ids);
+        }
+    }
+
     /// Serves a request whose need fits: holds every expert, writes one lease entry an id, returns the reads to submit.
     pub fn serve(
         &mut self,
@@ -348,7 +356,7 @@ impl Table {
             let slot = index_in(layers, key).map_or(NO_SLOT, |i| slot_of[i]);
             slots.get(slot as usize).is_some_and(Slot::is_busy)
         };
-        let served = self.directory.request(layer, ids, &mut is_held, &mut placements);
+        let served = self.directory.request_in(phase, layer, ids, &mut is_held, &mut placements);
         if let (Ok(()), Some(routes)) = (&served, &mut self.routes) {
             routes.route(phase, layer, ids, self.leases);
         }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::Launch;
-use super::matmul::Rounded;
+use super::matmul::{Rounded, dot_threads};
 use crate::backend::BackendError;
 use crate::backend::cpu::matmul::Arithmetic;
 use crate::backend::cuda::device::Device;
@@ -74,7 +74,9 @@ pub fn experts_row(
         let kernel = gate_up_kernel(gate.ty).ok_or_else(|| missing(gate.ty))?;
         let x = rounded.fill(device, op.x, (1, hidden), gate.ty.block_values())?;
         let mid = rounded.mid(device, experts.len() * width)?;
-        let launch = Launch::new(device, kernel, [width.div_ceil(8), experts.len(), 1], 128);
+        // Half of a block's rows are those of the gates.
+        let (threads, sharers) = dot_threads(gate.ty);
+        let launch = Launch::new(device, kernel, [width.div_ceil(threads / sharers / 2), experts.len(), 1], threads);
         let launch = launch.block(&pointers(experts.iter().map(|e| e.gate)));
         let launch = launch.block(&pointers(experts.iter().map(|e| e.up))).pointer(x.codes).pointer(x.scales);
         let launch = launch.pointer(x.sums).pointer(mid).int(width).int(hidden).float(op.limit);
@@ -88,7 +90,8 @@ pub fn experts_row(
             places[i / 2] |= (expert.place as u64) << (32 * (i % 2));
             most = most.max(expert.place + 1);
         }
-        let launch = Launch::new(device, kernel, [hidden.div_ceil(16), experts.len(), 1], 128);
+        let (threads, sharers) = dot_threads(down.ty);
+        let launch = Launch::new(device, kernel, [hidden.div_ceil(threads / sharers), experts.len(), 1], threads);
         let launch = launch.block(&pointers(experts.iter().map(|e| e.down))).block(&places);
         let launch = launch.pointer(m.codes).pointer(m.scales).pointer(m.sums).buf(out.outputs, most * hidden);
         // SAFETY: the parameters of the down kernels; every place is inside the outputs.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::Launch;
+use super::{Launch, matmul_row};
 use crate::backend::BackendError;
 use crate::backend::cpu::matmul::Arithmetic;
 use crate::backend::cuda::CudaBackend;
@@ -15,8 +15,6 @@ use crate::backend::cuda::memory::{Bytes, CudaBuf};
 use crate::backend::ops::Matmul;
 use crate::quant::QuantType;
 
-/// Weight rows of a block in the kernels over codes.
-const CODE_ROWS: usize = 16;
 /// Weight rows of a block in the kernels over floats.
 const FLOAT_ROWS: usize = 4;
 /// Activation rows that a kernel takes at once, if there is more than one.
@@ -94,6 +92,17 @@ fn grown(bytes: &mut Option<Bytes>, device: &Arc<Device>, needed: usize) -> Resu
     Ok(bytes.as_ref().expect("taken above").at)
 }
 
+/// Threads of a block in the kernels over codes of `ty`, and how many of them share a weight row: DOT_THREADS and ROW_THREADS of
+/// kernels/dots.cuh.
+pub(super) fn dot_threads(ty: QuantType) -> (usize, usize) {
+    match (ty, ty.block_values()) {
+        // Blocks that fill large tables first.
+        (QuantType::IQ2_XXS, _) => (512, 4),
+        (_, 256) => (128, 4),
+        _ => (128, 8),
+    }
+}
+
 /// Kernel over codes for weights of `ty`, for one row or several.
 fn codes_kernel(ty: QuantType, is_one: bool) -> Option<&'static str> {
     Some(match (ty, is_one) {
@@ -158,10 +167,14 @@ pub fn matmul(
     }
     let is_one = rows == 1;
     let values = rows * groups * shape.cols;
+    if arithmetic == Arithmetic::Fast && matmul_row::takes(&op) {
+        return matmul_row::matmul_row(device, &op, out);
+    }
     if let (Arithmetic::Fast, Some(kernel)) = (arithmetic, codes_kernel(shape.ty, is_one)) {
         let at = rounded.fill(device, op.x, (rows * groups, shape.cols), shape.ty.block_values())?;
         let row_tiles = if is_one { 1 } else { rows.div_ceil(ROWS_AT_ONCE) };
-        let launch = Launch::new(device, kernel, [shape.rows.div_ceil(CODE_ROWS), row_tiles, 1], 8 * CODE_ROWS);
+        let (threads, sharers) = dot_threads(shape.ty);
+        let launch = Launch::new(device, kernel, [shape.rows.div_ceil(threads / sharers), row_tiles, 1], threads);
         let launch = launch.pointer(op.w.at).pointer(at.codes).pointer(at.scales).pointer(at.sums);
         let launch = launch.buf(out, rows * shape.rows).int(shape.rows).int(shape.cols).int(rows).int(groups);
         // SAFETY: the parameters of the kernels over codes; the view says how large the matrix is.

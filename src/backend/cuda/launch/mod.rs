@@ -13,6 +13,7 @@ pub(super) mod hc_collapse;
 pub(super) mod hc_expand;
 pub(super) mod index_scores;
 pub(super) mod matmul;
+mod matmul_row;
 pub(super) mod move_rows;
 pub(super) mod pool_groups;
 pub(super) mod pool_pairs;
@@ -31,6 +32,9 @@ use crate::backend::BackendError;
 
 /// Threads of a block where nothing asks for another number.
 pub(super) const THREADS: usize = 256;
+
+/// Threads of a block in the kernels that sum a row, see kernels/common.cuh.
+pub(super) const SUM_THREADS: usize = 512;
 
 /// Threads of a block in the kernels that select, see kernels/select_best.cuh.
 pub(super) const SELECT_THREADS: usize = 512;
