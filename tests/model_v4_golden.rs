@@ -143,7 +143,9 @@ fn the_model_of_the_specification() {
     let source = made::model();
     let tokens: Vec<u32> = (0..136).map(made::token).collect();
     let how = (2, Arithmetic::Quality, SimdLevel::detect());
-    for (kv_exact, limit) in [(true, 1e-4), (false, 0.1)] {
+    // Both within the limit of the specification for values without rounding: no rounding flips here.
+    let limit = 1e-4;
+    for kv_exact in [true, false] {
         let options = RunnerOptions { kv_exact, ..RunnerOptions::new(160, 50) };
         let Setup { config, mut runner, .. } = v4_rig::setup(&source, &source, how, options, 8);
         let logits = run(&mut *runner, &tokens, &[usize::MAX], None);
