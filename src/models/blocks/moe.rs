@@ -384,7 +384,7 @@ impl<B: Backend> Moe<'_, B> {
             self.shared_expert()?;
         }
         let w = &mut *self.work;
-        add(backend, (&w.sums, &w.ones), &w.shared_out, (piece.len(), hidden), self.y)
+        add(backend, (&w.sums, &w.ones), &w.shared_out, (piece.rows(), hidden), self.y)
     }
 }
 

@@ -114,7 +114,7 @@ pub struct Piece {
 
 impl Piece {
     /// Number of rows.
-    pub fn len(self) -> usize {
+    pub fn rows(self) -> usize {
         self.end - self.first
     }
 }
@@ -173,7 +173,7 @@ mod tests {
                 let mut at = inputs;
                 for piece in suffix.pieces(layer, most) {
                     assert_eq!(piece.first, at);
-                    assert!((1..=most).contains(&piece.len()));
+                    assert!((1..=most).contains(&piece.rows()));
                     let kind = match piece.first {
                         first if first >= whole => PieceKind::Whole,
                         first if first >= window => PieceKind::Window,

@@ -104,7 +104,7 @@ impl<B: Backend, L: Layers<B>> Sweep<'_, B, L> {
             let moe = self.layers.moe(layer, piece);
             moe.save(self.carry, piece)?;
             let from = (piece.first - whole) * k;
-            let ids = &mut self.grouping.ids[from..from + piece.len() * k];
+            let ids = &mut self.grouping.ids[from..from + piece.rows() * k];
             self.backend.download_ids(&moe.work.router_ids, 0, ids)?;
             if piece.first == whole && piece.end < self.rows {
                 ahead.ask_early(&distinct(ids, self.sizes.experts))?;
@@ -203,21 +203,21 @@ pub struct Rows<'a, B: Backend> {
 impl<B: Backend> Rows<'_, B> {
     /// From the sweep to the pass, `width` values a row.
     pub fn load(&self, carry: &B::Buf, work: &mut B::Buf, width: usize) -> Result<(), BackendError> {
-        self.backend.copy(carry, self.piece.first * width, work, 0, self.piece.len() * width)
+        self.backend.copy(carry, self.piece.first * width, work, 0, self.piece.rows() * width)
     }
 
     /// From the pass to the sweep.
     pub fn save(&self, work: &B::Buf, carry: &mut B::Buf, width: usize) -> Result<(), BackendError> {
-        self.backend.copy(work, 0, carry, self.piece.first * width, self.piece.len() * width)
+        self.backend.copy(work, 0, carry, self.piece.first * width, self.piece.rows() * width)
     }
 
     /// As `load`, for ids.
     pub fn load_ids(&self, carry: &B::Ids, work: &mut B::Ids, width: usize) -> Result<(), BackendError> {
-        self.backend.copy_ids(carry, self.piece.first * width, work, 0, self.piece.len() * width)
+        self.backend.copy_ids(carry, self.piece.first * width, work, 0, self.piece.rows() * width)
     }
 
     /// As `save`, for ids.
     pub fn save_ids(&self, work: &B::Ids, carry: &mut B::Ids, width: usize) -> Result<(), BackendError> {
-        self.backend.copy_ids(work, 0, carry, self.piece.first * width, self.piece.len() * width)
+        self.backend.copy_ids(work, 0, carry, self.piece.first * width, self.piece.rows() * width)
     }
 }

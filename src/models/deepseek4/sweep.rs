@@ -26,7 +26,7 @@ pub struct SweepRows<'a, B: Backend> {
 
 impl<B: Backend> SweepRows<'_, B> {
     fn pass(&mut self, piece: Piece) -> Pass<'_, B> {
-        let ctx = Ctx { rows: piece.len(), first_pos: self.state.len + piece.first, ..self.ctx };
+        let ctx = Ctx { rows: piece.rows(), first_pos: self.state.len + piece.first, ..self.ctx };
         let probe = self.probe.as_mut().map(|p| &mut **p as &mut dyn Probe);
         Pass { ctx, state: &mut *self.state, work: &mut *self.work, probe }
     }
@@ -69,7 +69,7 @@ impl<B: Backend> Layers<B> for SweepRows<'_, B> {
     }
 
     fn moe(&mut self, layer: usize, piece: Piece) -> Moe<'_, B> {
-        let ctx = Ctx { rows: piece.len(), first_pos: self.state.len + piece.first, ..self.ctx };
+        let ctx = Ctx { rows: piece.rows(), first_pos: self.state.len + piece.first, ..self.ctx };
         let probe = self.probe.as_mut().map(|p| &mut **p as &mut dyn Probe);
         ctx.moe(layer, &mut *self.work, probe)
     }
@@ -87,7 +87,7 @@ impl<B: Backend> Layers<B> for SweepRows<'_, B> {
     fn head(&mut self, piece: Piece, sink: &mut LogitSink<'_>) -> Result<(), ModelError> {
         self.load_streams(piece)?;
         let mut logits = std::mem::take(self.logits);
-        let result = self.pass(piece).head(0..piece.len(), &mut logits, sink);
+        let result = self.pass(piece).head(0..piece.rows(), &mut logits, sink);
         *self.logits = logits;
         Ok(result?)
     }

@@ -33,7 +33,7 @@ impl<B: Backend> SweepRows<'_, '_, B> {
     /// The pass of one piece, the `number`-th of its layer.
     fn pass(&mut self, piece: Piece, number: usize) -> Pass<'_, B> {
         let first_pos = self.state.len + piece.first;
-        let ctx = Ctx { rows: piece.len(), first_pos, piece: number, ..self.ctx };
+        let ctx = Ctx { rows: piece.rows(), first_pos, piece: number, ..self.ctx };
         let probe = self.probe.as_mut().map(|p| &mut **p as &mut dyn Probe);
         Pass { ctx, state: &mut *self.state, work: &mut *self.work, probe }
     }
@@ -135,7 +135,7 @@ impl<B: Backend> Layers<B> for SweepRows<'_, '_, B> {
 
     fn moe(&mut self, layer: usize, piece: Piece) -> Moe<'_, B> {
         let (first_pos, ctx) = (self.state.len + piece.first, self.ctx);
-        let ctx = Ctx { rows: piece.len(), first_pos, ..ctx };
+        let ctx = Ctx { rows: piece.rows(), first_pos, ..ctx };
         let probe = self.probe.as_mut().map(|p| &mut **p as &mut dyn Probe);
         ctx.moe(layer, &mut *self.work, probe)
     }
@@ -150,7 +150,7 @@ impl<B: Backend> Layers<B> for SweepRows<'_, '_, B> {
     fn head(&mut self, piece: Piece, sink: &mut LogitSink<'_>) -> Result<(), ModelError> {
         self.load_streams(piece)?;
         let mut logits = std::mem::take(self.logits);
-        let result = self.pass(piece, 0).head(0..piece.len(), &mut logits, sink);
+        let result = self.pass(piece, 0).head(0..piece.rows(), &mut logits, sink);
         *self.logits = logits;
         Ok(result?)
     }
