@@ -111,7 +111,7 @@ fn tensors_that_do_not_fit_are_named() {
     // A bias beside a table is allowed and not used.
     source.put("blk.0.exp_probs_b.bias".into(), vec![8], &[9.0; 8]);
     assert_eq!(load(&source), None);
-    let mut ids: Vec<i32> = vec![0, 1].repeat(64);
+    let mut ids: Vec<i32> = [0, 1].repeat(64);
     ids[9] = 8;
     source.put_ids("blk.1.ffn_gate_tid2eid.weight".into(), vec![2, 64], &ids);
     let error = load(&source).unwrap();
