@@ -417,7 +417,7 @@ pub fn cases(rig: &mut Rig) {
                 let factor = [1.0, 1e-30, 1e20, 0.0, 1e-42][block % 5];
                 values.iter_mut().for_each(|v| *v *= factor);
             }
-            if values > 512 {
+            if values > 1024 {
                 x[600] = f32::NAN;
                 x[700] = f32::INFINITY;
                 x[1024..1040].copy_from_slice(&[

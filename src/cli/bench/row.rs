@@ -110,19 +110,27 @@ pub struct Row {
 impl Row {
     /// Rate of the prefill if nothing but its reads took time, at the rate that the probe found.
     pub fn drive_bound_tps(&self) -> Option<f64> {
-        let bytes_per_s = self.drive_gb_per_s.filter(|_| self.prefill_read_bytes > 0)? * 1e9;
-        share(self.prefill_tokens as f64, self.prefill_read_bytes as f64 / bytes_per_s)
+        share(self.prefill_tokens as f64, self.drive_bound_s()?)
     }
 
     /// Rate of the prefill if it had never waited for experts.
     pub fn compute_bound_tps(&self) -> Option<f64> {
-        share(self.prefill_tokens as f64, (self.prefill_ms - self.prefill_wait_ms) / 1e3)
+        share(self.prefill_tokens as f64, self.compute_bound_s())
     }
 
     /// The prefill's rate over the lower of its bounds.
     pub fn bound_ratio(&self) -> Option<f64> {
-        let compute = self.compute_bound_tps()?;
-        share(self.prefill_tps, self.drive_bound_tps().map_or(compute, |drive| drive.min(compute)))
+        let least_s = self.drive_bound_s().map_or(self.compute_bound_s(), |drive| drive.max(self.compute_bound_s()));
+        share(self.prefill_tps * least_s, self.prefill_tokens as f64)
+    }
+
+    fn drive_bound_s(&self) -> Option<f64> {
+        let bytes_per_s = self.drive_gb_per_s.filter(|_| self.prefill_read_bytes > 0)? * 1e9;
+        Some(self.prefill_read_bytes as f64 / bytes_per_s)
+    }
+
+    fn compute_bound_s(&self) -> f64 {
+        (self.prefill_ms - self.prefill_wait_ms) / 1e3
     }
 
     /// Share of the prefill's time with at least one read under way.
