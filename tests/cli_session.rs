@@ -56,6 +56,20 @@ fn a_saved_conversation_goes_on_as_if_never_interrupted() {
 }
 
 #[test]
+fn a_model_that_cannot_be_saved_says_so_before_it_answers() {
+    let path = scratch("unsaved").join("talk.ds4");
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/deepseek_v4/a/model.gguf");
+    let run = |flag: &str| {
+        let mut ds4 = command();
+        finish(ds4.arg("-m").arg(&model).args(["-c", "128", "-p", "hello", "-n", "2", flag]).arg(&path))
+    };
+    let saving = run("--save-session");
+    assert!(saving.stdout.is_empty(), "nothing is answered first");
+    saving.failed(1, &["--save-session", "deepseek4", "leave the flag out"]);
+    assert!(!path.exists());
+}
+
+#[test]
 fn one_answer_at_a_time() {
     let folder = scratch("one-shot");
     let (saved, stats) = (folder.join("s"), folder.join("stats.json"));

@@ -99,7 +99,7 @@ fn is_known(line: &str) -> bool {
         "type a message",
     ];
     starts.iter().any(|s| text.starts_with(s))
-        || text.contains("(deepseek41), backend cpu: ")
+        || text.contains("), backend cpu: ")
         || text.contains(" goes beyond the ")
 }
 
