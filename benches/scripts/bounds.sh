@@ -6,7 +6,7 @@
 #
 # Makes two synthetic models in DIR (1.9 GB; kept, and used again) and prints tables in Markdown (columns: docs/BENCHMARKING.md). BENCH and
 # GGUF name other programs than those of target/release, TEXT_FILE another text; MODEL, a deeper model of real expert size, is measured at
-# 512 and 2,048 rows too if it is given. About six minutes on two cores without it, five of them for the rows of 8,192 tokens.
+# 512 and 2,048 rows too if it is given. A row that takes more than four minutes is left out, and says so.
 
 given=${MODEL:-}
 source "$(dirname "${BASH_SOURCE[0]}")/conditions.sh"

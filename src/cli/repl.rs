@@ -132,20 +132,16 @@ impl<'a> Repl<'a> {
         Ok(Self { cli, engine, format, sampler, interrupt, timeline, messages, level, timings })
     }
 
-    fn at_hand(&mut self) -> Result<&mut Timeline, CliError> {
-        self.timeline.as_mut().ok_or_else(|| CliError::Failed("no context; use /ctx N".into()))
-    }
-
     fn save(&mut self, path: &Path) -> Result<(), CliError> {
         let talk = Talk { messages: Some(self.messages.clone()), level: self.level };
         let (cli, engine) = (self.cli, self.engine);
-        let timeline = self.timeline.as_mut().ok_or_else(|| CliError::Failed("no context; use /ctx N".into()))?;
+        let timeline = at_hand(&mut self.timeline)?;
         session_file::save((cli, engine, path), timeline, &talk, &self.sampler)
     }
 
     fn save_at_the_end(&mut self) -> Result<(), CliError> {
         let Some(path) = &self.cli.session.save_session else { return Ok(()) };
-        if self.at_hand()?.tokens().is_empty() {
+        if at_hand(&mut self.timeline)?.tokens().is_empty() {
             note("note: nothing was said, so no session is saved");
             return Ok(());
         }
@@ -160,7 +156,7 @@ impl<'a> Repl<'a> {
 
     fn restore(&mut self, saved: Checkpoint) -> Result<(), CliError> {
         let (cli, engine) = (self.cli, self.engine);
-        let timeline = self.timeline.as_mut().ok_or_else(|| CliError::Failed("no context; use /ctx N".into()))?;
+        let timeline = at_hand(&mut self.timeline)?;
         let talk = session_file::restore((cli, engine), saved, timeline, &mut self.sampler)?;
         self.messages = talk.messages.unwrap_or_default();
         self.level = talk.level;
@@ -180,7 +176,7 @@ impl<'a> Repl<'a> {
         };
         self.messages.truncate(first);
         let before = self.format.encode(self.engine.tokenizer(), &self.messages, self.level).unwrap_or_default();
-        let timeline = self.at_hand()?;
+        let timeline = at_hand(&mut self.timeline)?;
         timeline.keep_shared(&before).map_err(from_session)?;
         let kept = timeline.tokens().len();
         note(&format!("{} questions are left, {kept} tokens of the state", questions.len() - count));
@@ -235,7 +231,7 @@ impl<'a> Repl<'a> {
     fn answer(&mut self) -> Result<(), CliError> {
         let engine = self.engine;
         let tokens = self.format.encode(engine.tokenizer(), &self.messages, self.level).map_err(CliError::failed)?;
-        let timeline = self.timeline.as_mut().ok_or_else(|| CliError::Failed("no context; use /ctx N".into()))?;
+        let timeline = at_hand(&mut self.timeline)?;
         self.interrupt.clear();
         let mut watcher = RunWatcher::new(self.interrupt);
         let sync = timeline.sync(&tokens, Want::Last, &mut watcher).map_err(from_session)?;
@@ -332,6 +328,11 @@ impl<'a> Repl<'a> {
 
 fn system_messages(cli: &Cli) -> Vec<Message> {
     cli.prompt.system.iter().map(|text| Message::new(Role::System, text.as_str())).collect()
+}
+
+/// The sequence, unless a failed `/ctx` left none.
+fn at_hand(timeline: &mut Option<Timeline>) -> Result<&mut Timeline, CliError> {
+    timeline.as_mut().ok_or_else(|| CliError::Failed("no context; use /ctx N".into()))
 }
 
 /// A timeline over `runner` that can go back.

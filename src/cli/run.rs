@@ -19,6 +19,7 @@ use crate::cli::{CliError, doctor, output, repl, report, tasks};
 use crate::engine::Engine;
 use crate::engine::stats::{RunStats, Timings};
 use crate::models::Want;
+use crate::models::state::StateError;
 use crate::session::checkpoint::Checkpoint;
 use crate::session::generate::{Answer, Ended, GenerateError, GenerateOptions, generate};
 use crate::session::prompt::PromptFormat;
@@ -84,8 +85,8 @@ fn check_states(cli: &Cli, engine: &Engine) -> Result<(), CliError> {
     let flags = [("--save-session", &cli.session.save_session), ("--load-session", &cli.session.load_session)];
     match flags.iter().find(|(_, path)| path.is_some() && config.frontier_bytes() == 0) {
         Some((flag, _)) => {
-            let arch = config.arch();
-            Err(CliError::failed(format!("{flag}: sessions of {arch} models cannot be saved yet; leave the flag out")))
+            let refusal = StateError::Unsupported { arch: config.arch() };
+            Err(CliError::failed(format!("{flag}: {refusal}; leave the flag out")))
         }
         None => Ok(()),
     }

@@ -60,10 +60,10 @@ impl KnownExperts {
 
     /// `ids` of `layer` are about to be requested.
     pub fn requested(&self, layer: LayerIdx, ids: &[ExpertIdx], phase: Phase) {
-        let told = self.told.lock();
-        if phase == Phase::Prefill || told.is_empty() {
+        if phase == Phase::Prefill {
             return;
         }
+        let told = self.told.lock();
         let is_told = |id: &&ExpertIdx| told.contains(&ExpertKey { layer, expert: **id });
         let keys: Vec<ExpertKey> = ids.iter().filter(is_told).map(|id| ExpertKey { layer, expert: *id }).collect();
         if !keys.is_empty() {

@@ -59,6 +59,17 @@ pub enum Want {
     All,
 }
 
+impl Want {
+    /// How many of `rows` that is, counted from the last.
+    pub fn rows(self, rows: usize) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Last => rows.min(1),
+            Self::All => rows,
+        }
+    }
+}
+
 /// Receives `(position, logits of the vocabulary)`, by rising position.
 pub type LogitSink<'a> = dyn FnMut(usize, &[f32]) + Send + 'a;
 
@@ -151,6 +162,27 @@ pub trait ModelRunner: Send {
         probe: Option<&mut dyn Probe>,
         progress: &mut Progress<'_>,
     ) -> Result<(), ModelError>;
+
+    /// Whether the model has all `tokens`.
+    ///
+    /// # Errors
+    /// The first that is beyond the vocabulary.
+    fn check_tokens(&self, tokens: &[TokenId]) -> Result<(), ModelError> {
+        let vocab = self.vocab();
+        match tokens.iter().find(|t| **t as usize >= vocab) {
+            Some(token) => Err(ModelError::Token { token: *token, vocab }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether `more` tokens fit behind those that are there.
+    ///
+    /// # Errors
+    /// They do not.
+    fn check_room(&self, more: usize) -> Result<(), ModelError> {
+        let (len, ctx) = (self.len(), self.ctx());
+        if more > ctx - len { Err(ModelError::Context { len, more, ctx }) } else { Ok(()) }
+    }
 }
 
 /// Settings of a runner.

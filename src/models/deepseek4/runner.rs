@@ -159,14 +159,6 @@ struct Runner<B: Backend> {
 }
 
 impl<B: Backend> Runner<B> {
-    fn check_tokens(&self, tokens: &[TokenId]) -> Result<(), ModelError> {
-        let vocab = self.model.config.vocab;
-        match tokens.iter().find(|t| **t as usize >= vocab) {
-            Some(token) => Err(ModelError::Token { token: *token, vocab }),
-            None => Ok(()),
-        }
-    }
-
     /// Tells the supply which experts `token` will use in layers with a table, once.
     fn announce(&mut self, token: TokenId) {
         if self.announced == Some((self.state.len, token)) {
@@ -234,11 +226,7 @@ impl<B: Backend> Runner<B> {
         let rows = tokens.len();
         let model = Arc::clone(&self.model);
         let config = &model.config;
-        let seen = match want {
-            Want::None => 0,
-            Want::Last => 1,
-            Want::All => rows,
-        };
+        let seen = want.rows(rows);
         // A probe looks at all rows.
         let suffix = match self.options.decoder_suffix && probe.is_none() {
             true => Suffix::exact(&config.makes_rows(), config.window, rows, seen),
@@ -379,10 +367,7 @@ impl<B: Backend> ModelRunner for Runner<B> {
         progress: &mut Progress<'_>,
     ) -> Result<(), ModelError> {
         self.check_tokens(tokens)?;
-        let (len, ctx) = (self.state.len, self.options.ctx);
-        if tokens.len() > ctx - len {
-            return Err(ModelError::Context { len, more: tokens.len(), ctx });
-        }
+        self.check_room(tokens.len())?;
         let backend = Arc::clone(&self.model.backend);
         backend.run(|| self.run_sweeps(tokens, want, sink, probe, progress))
     }

@@ -208,14 +208,6 @@ impl<B: Backend> Runner<B> {
         self.pending.take().filter(|p| p.first_pos == self.state.len && p.tokens == tokens)
     }
 
-    fn check_tokens(&self, tokens: &[TokenId]) -> Result<(), ModelError> {
-        let vocab = self.model.config.vocab;
-        match tokens.iter().find(|t| **t as usize >= vocab) {
-            Some(token) => Err(ModelError::Token { token: *token, vocab }),
-            None => Ok(()),
-        }
-    }
-
     /// All sweeps of `tokens`.
     fn run_sweeps(
         &mut self,
@@ -270,11 +262,7 @@ impl<B: Backend> Runner<B> {
         let pending = self.take_pending(tokens);
         let model = self.model.clone();
         let config = &model.config;
-        let seen = match want {
-            Want::None => 0,
-            Want::Last => 1,
-            Want::All => rows,
-        };
+        let seen = want.rows(rows);
         // A probe looks at all rows.
         let suffix = match self.options.decoder_suffix && probe.is_none() {
             true => Suffix::exact(&config.makes_rows(), config.window, rows, seen),
@@ -483,10 +471,7 @@ impl<B: Backend> ModelRunner for Runner<B> {
         progress: &mut Progress<'_>,
     ) -> Result<(), ModelError> {
         self.check_tokens(tokens)?;
-        let (len, ctx) = (self.state.len, self.options.ctx);
-        if tokens.len() > ctx - len {
-            return Err(ModelError::Context { len, more: tokens.len(), ctx });
-        }
+        self.check_room(tokens.len())?;
         let backend = self.model.backend.clone();
         backend.run(|| self.run_sweeps(tokens, want, sink, probe, progress))
     }
