@@ -178,7 +178,9 @@ impl ExpertCache {
 
     /// Counters since the start.
     pub fn stats(&self) -> CacheStats {
-        self.shared.table.lock().stats()
+        let mut table = self.shared.table.lock();
+        table.drain();
+        table.stats()
     }
 
     /// Whether `key` is in memory or on its way.

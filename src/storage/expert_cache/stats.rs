@@ -108,7 +108,7 @@ pub struct CacheStats {
     pub slots: u64,
     /// Slots with an expert.
     pub slots_valid: u64,
-    /// Slots being filled.
+    /// Slots being filled, or whose failed read still has a piece of their memory.
     pub slots_filling: u64,
     /// Slots that a lease holds.
     pub slots_held: u64,

@@ -283,7 +283,7 @@ impl Table {
         let count = |is: fn(&Slot) -> bool| self.slots.iter().filter(|s| is(s)).count() as u64;
         CacheStats {
             slots_valid: count(|s| matches!(s.state, State::Valid(_))),
-            slots_filling: count(|s| matches!(s.state, State::Filling(_))),
+            slots_filling: count(|s| matches!(s.state, State::Filling(_) | State::Draining(..))),
             slots_held: count(|s| s.holds > 0),
             slots_lost: count(|s| matches!(s.state, State::Lost)),
             lookahead: self.ledger.total().into(),
