@@ -295,6 +295,28 @@ fn bad_input_of_a_run() {
     refused(&full, 1, &["--csv: cannot write /dev/full"]);
 }
 
+#[test]
+fn random_tokens_are_those_of_the_seed() {
+    let run = |args: &[&str]| -> Vec<Value> {
+        let slots = ["--ssd-streaming", "--ssd-streaming-cache-experts", "12", "-o", "jsonl"];
+        let ran = finish(command().arg("-m").arg(b()).args(QUICK).args(slots).args(args));
+        assert_eq!(ran.code, Some(0), "{args:?}: {}", ran.stderr);
+        ran.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let seen = |rows: &[Value]| [numbers(rows, "prefill_misses"), numbers(rows, "cache_misses")].concat();
+    let (first, again) = (run(&["--random-tokens", "5"]), run(&["--random-tokens", "5"]));
+    assert_eq!(words(&first, "tokens"), ["random 5"; 3]);
+    assert_eq!(numbers(&first, "gen_tokens"), [3; 3]);
+    assert_eq!(seen(&first), seen(&again));
+    // Other ids ask for other experts.
+    assert!((6..10).any(|seed| seen(&run(&["--random-tokens", &seed.to_string()])) != seen(&first)));
+    let both = ["-m", b().to_str().unwrap(), "--prompt-file", text().to_str().unwrap(), "--random-tokens", "1"];
+    refused(&finish(command().args(both)), 2, &["--random-tokens", "--prompt-file"]);
+    let endless = ["-m", b().to_str().unwrap(), "--random-tokens", "1", "--regimes", "new-text", "-r", "60000"];
+    refused(&finish(command().args(endless)), 2, &["random tokens", "fewer repetitions"]);
+    assert_eq!(words(&rows(&[]), "tokens"), ["text"; 3]);
+}
+
 /// A CSV file of a quick run.
 fn measured(name: &str, args: &[&str]) -> String {
     let path = folder().join(name);
