@@ -471,6 +471,38 @@ fn scripts_say_and_do_what_they_promise() {
     assert_eq!(script("ab.sh", &["none", program, "1", &out("ab")]).code, Some(2));
 }
 
+/// The comparison with llama.cpp, with a stand-in for it that knows its rates and refuses rearranged weights.
+#[cfg(unix)]
+#[test]
+fn the_script_of_the_comparison_reports_every_run() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = scratch("llama");
+    let (other, out) = (folder.join("rate"), folder.join("out"));
+    let words = "#!/bin/sh\n[ \"$7\" = 0 ] || exit 134\necho '{\"prefill_tps\":2.5,\"gen_tokens\":2,\"gen_tps\":4.0,\"system\":\"CPU : 1\"}'\n";
+    std::fs::write(&other, words).unwrap();
+    std::fs::set_permissions(&other, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/scripts/llama_cpp.sh");
+    let run = |parts: &str| {
+        let mut command = Command::new(&path);
+        command.arg(&folder).arg(&out).env("BENCH", env!("CARGO_BIN_EXE_ds4-bench")).env("MODEL", b());
+        command
+            .env("LLAMA", &other)
+            .env("PARTS", parts)
+            .env("TOKENS", "2")
+            .env("ROUNDS", "3")
+            .env("HOME", folder.as_os_str());
+        finish(&mut command)
+    };
+    let ran = run("resident");
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stderr.contains("# llama.cpp aborts"), "{}", ran.stderr);
+    let csv = std::fs::read_to_string(folder.join("out.csv")).unwrap();
+    assert_eq!(csv.lines().count(), 1 + 3 * 2 * 2, "{csv}");
+    assert!(csv.contains("resident,llama.cpp,decode of 2 behind 512,3,4.0"), "{csv}");
+    assert!(ran.text().contains("| 2.50 2.50 2.50 | 2.50 |") && ran.text().lines().count() == 4, "{}", ran.text());
+    assert_eq!(run("nowhere").code, Some(2));
+}
+
 #[test]
 fn help_and_version() {
     let version = finish(command().arg("--version")).text();
