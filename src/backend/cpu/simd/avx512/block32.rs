@@ -189,7 +189,7 @@ fn mx_factors(bytes: &[u8; MX_STEP]) -> __m512 {
 fn fold<const A: usize>(lanes: [__m512; A]) -> [f32; A] {
     let mut out = [0.0; A];
     for a in 0..A {
-        out[a] = reduce(lanes[a], _mm256_setzero_ps());
+        out[a] = reduce(lanes[a]);
     }
     out
 }

@@ -46,7 +46,7 @@ pub(super) fn dot<const A: usize, const B: usize>(
     }
     let mut out = [0.0; A];
     for a in 0..A {
-        out[a] = reduce(_mm512_add_ps(lanes[a][0], lanes[a][1]), _mm256_setzero_ps());
+        out[a] = reduce(_mm512_add_ps(lanes[a][0], lanes[a][1]));
     }
     out
 }
