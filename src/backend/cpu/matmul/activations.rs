@@ -61,8 +61,8 @@ pub(crate) struct Floats(pub [f32; 32]);
 pub(crate) struct Step32 {
     /// Codes, -127..=127.
     pub codes: [i8; 512],
-    /// For each four codes, minus their sum times the offset.
-    pub offsets: [i32; 128],
+    /// For each block, minus the sum of its codes times the offset.
+    pub offsets: [i32; 16],
     /// One a block.
     pub scales: [f32; 16],
 }
@@ -84,7 +84,7 @@ impl Floats {
 }
 
 impl Step32 {
-    const ZERO: Self = Step32 { codes: [0; 512], offsets: [0; 128], scales: [0.0; 16] };
+    const ZERO: Self = Step32 { codes: [0; 512], offsets: [0; 16], scales: [0.0; 16] };
 }
 
 impl Block256 {
@@ -271,8 +271,8 @@ pub(crate) fn fill32(x: &[f32], offset: i32, row: &mut [Step32]) {
         for ((x, codes), scale) in blocks.zip(&mut step.scales) {
             *scale = encode(x, codes);
         }
-        for (sum, quad) in step.offsets.iter_mut().zip(step.codes.as_chunks::<4>().0) {
-            *sum = -offset * quad.iter().map(|&code| i32::from(code)).sum::<i32>();
+        for (sum, codes) in step.offsets.iter_mut().zip(step.codes.as_chunks::<32>().0) {
+            *sum = -offset * codes.iter().map(|&code| i32::from(code)).sum::<i32>();
         }
     }
 }

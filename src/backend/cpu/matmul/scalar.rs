@@ -1,23 +1,22 @@
 //! The plain twins of all row products: the definition that SIMD versions must equal bit for bit.
-//! Never fast, never clever. The order of sums in blocks of 256: the whole numbers of a block are summed exactly, so in any order; the
-//! sum is multiplied by the block's factor and added with one rounding to one of four running sums, that of the block's place in its four.
-//! Blocks of 32 and floats add in 16 and 32 lanes. Folds at the end of the row make one number of them.
+//! Never fast, never clever. The order of sums in blocks: the whole numbers of a block are summed exactly, so in any order; the sum is
+//! multiplied by the block's factor and added with one rounding to one of eight (blocks of 32) or four (blocks of 256) running sums, in
+//! turns. Floats add in 32 lanes. Folds at the end of the row make one number of the running sums.
 //! Surprising fact: no result is ever -0.0, which is what lets SIMD versions pad a row with zeros.
 
 use super::activations::{Block256, Floats, Step32};
 use crate::quant::{QuantType, iq2_xxs, mxfp4, q2_k, q3_k, q4_k, q6_k};
 use half::{bf16, f16};
 
-/// Lanes of the running sums of blocks of 32; a value belongs to lane `(i / 4) % 16`.
-const LANES: usize = 16;
+/// Running sums of blocks of 32; block `b` belongs to sum `b % 8`.
+const OCTET: usize = 8;
 /// Running sums of blocks of 256; block `b` belongs to sum `b % 4`.
 const QUAD: usize = 4;
 /// Lanes of the running sums of plain floats; a value belongs to lane `i % 32`.
 const FLOAT_LANES: usize = 32;
 
-/// Folds halves onto each other: 16 -> 8 -> 4 -> 2 -> 1.
-fn reduce(lanes: [f32; LANES]) -> f32 {
-    let eight: [f32; 8] = std::array::from_fn(|i| lanes[i] + lanes[i + 8]);
+/// Folds halves onto each other: 8 -> 4 -> 2 -> 1.
+fn reduce8(eight: [f32; OCTET]) -> f32 {
     reduce4(std::array::from_fn(|i| eight[i] + eight[i + 4]))
 }
 
@@ -39,12 +38,13 @@ pub(crate) fn float_dot(ty: QuantType, row: &[u8], x: &[Floats]) -> f32 {
         };
         lanes[i % FLOAT_LANES] = value.mul_add(x, lanes[i % FLOAT_LANES]);
     }
-    reduce(std::array::from_fn(|i| lanes[i] + lanes[i + LANES]))
+    let sixteen: [f32; 16] = std::array::from_fn(|i| lanes[i] + lanes[i + 16]);
+    reduce8(std::array::from_fn(|i| sixteen[i] + sixteen[i + 8]))
 }
 
-/// A row of Q8_0 or MXFP4 weights. Blocks alternate between the lower and the upper eight lanes.
+/// A row of Q8_0 or MXFP4 weights. Whole numbers stay below 32 x 127 x 128.
 pub(crate) fn dot32(ty: QuantType, row: &[u8], x: &[Step32]) -> f32 {
-    let mut lanes = [0.0f32; LANES];
+    let mut sums = [0.0f32; OCTET];
     for (b, block) in row.chunks_exact(ty.block_bytes()).enumerate() {
         let (codes, d): ([i8; 32], f32) = match ty {
             QuantType::Q8_0 => (std::array::from_fn(|i| block[2 + i] as i8), half_at(block, 0)),
@@ -55,15 +55,12 @@ pub(crate) fn dot32(ty: QuantType, row: &[u8], x: &[Step32]) -> f32 {
             _ => panic!("{ty} does not have blocks of 32"),
         };
         let step = &x[b / 16];
-        let factor = d * step.scales[b % 16];
         let x = &step.codes[b % 16 * 32..][..32];
-        for q in 0..8 {
-            let sum: i32 = (4 * q..4 * q + 4).map(|i| i32::from(codes[i]) * i32::from(x[i])).sum();
-            let lane = &mut lanes[b % 2 * 8 + q];
-            *lane = (sum as f32).mul_add(factor, *lane);
-        }
+        let whole: i32 = codes.iter().zip(x).map(|(w, x)| i32::from(*w) * i32::from(*x)).sum();
+        let sum = &mut sums[b % OCTET];
+        *sum = (whole as f32).mul_add(d * step.scales[b % 16], *sum);
     }
-    reduce(lanes)
+    reduce8(sums)
 }
 
 /// A block of 256 taken apart: value `i` is `d * scales[i / 16] * (codes[i] - offset) - dmin * mins[i / 16]`.

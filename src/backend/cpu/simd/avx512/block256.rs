@@ -87,10 +87,8 @@ impl<const A: usize> Quad<A> {
 /// The sums of four registers, in order and in two halves that remain to be added.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn totals([a, b, c, d]: [__m512i; 4]) -> __m256i {
-    let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
-    let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
-    let quarters = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+fn totals(sums: [__m512i; 4]) -> __m256i {
+    let quarters = quarter_totals(sums);
     _mm256_add_epi32(_mm512_castsi512_si256(quarters), _mm512_extracti64x4_epi64::<1>(quarters))
 }
 

@@ -160,11 +160,19 @@ fn store512<T: bytemuck::Pod, const N: usize>(into: &mut [T; N], values: __m512i
     unsafe { _mm512_storeu_si512(into.as_mut_ptr().cast(), values) }
 }
 
-/// The fold of `scalar::reduce`: 16 -> 8 -> 4 -> 2 -> 1, and never -0.0.
+/// The sums of four registers, in order, for each quarter apart.
 #[inline]
-#[target_feature(enable = "avx512f,avx512dq")]
-fn reduce(lanes: __m512) -> f32 {
-    let eight = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps::<1>(lanes));
+#[target_feature(enable = "avx512f")]
+fn quarter_totals([a, b, c, d]: [__m512i; 4]) -> __m512i {
+    let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))
+}
+
+/// The fold of `scalar::reduce8`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn reduce8(eight: __m256) -> f32 {
     reduce4(_mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight)))
 }
 
