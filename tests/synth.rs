@@ -320,7 +320,7 @@ fn a_drive_that_is_too_small_is_refused_at_once() {
         1,
         "do not fit on this file system",
     );
-    assert!(started.elapsed() < Duration::from_secs(20));
+    assert!(started.elapsed() < Duration::from_secs(60));
 }
 
 #[test]
@@ -335,7 +335,7 @@ fn an_interrupted_run_leaves_nothing() {
         .spawn()
         .unwrap();
     let started = Instant::now();
-    while std::fs::read_dir(&at).unwrap().count() == 0 && started.elapsed() < Duration::from_secs(20) {
+    while std::fs::read_dir(&at).unwrap().count() == 0 && started.elapsed() < Duration::from_secs(60) {
         std::thread::sleep(Duration::from_millis(2));
     }
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT).unwrap();

@@ -26,6 +26,7 @@ use crate::models::{
     LogitSink, Model, ModelConfig, ModelError, ModelRunner, PassCounters, Product, Progress, RunnerBytes,
     RunnerOptions, SweepCounts, Want,
 };
+use crate::obs::spans;
 use crate::units::{ExpertKey, TokenId};
 
 impl ModelConfig for Config {
@@ -280,12 +281,16 @@ impl<B: Backend> Runner<B> {
         let mut pass = Pass { ctx, state: &mut self.state, work: &mut self.work, probe };
         pass.start(&[token])?;
         for layer in 0..model.config.layers.len() {
+            let begun = spans::begin();
             pass.attention_sublayer(layer)?;
             pass.enter_ffn(layer, &[token])?;
+            spans::end_half("attention", layer, 1, begun);
+            let begun = spans::begin();
             // A next layer with a table has nothing to guess.
             let next = model.weights.layers.get(layer + 1).map(|next| &next.moe);
             pass.moe(layer).row(&*self.experts, &mut self.host.grouping, next)?;
             pass.leave_ffn(layer)?;
+            spans::end_half("experts", layer, 1, begun);
         }
         if want != Want::None {
             pass.head(0..1, &mut self.host.logits, sink)?;
