@@ -10,6 +10,7 @@ use super::suffix::{Piece, PieceKind, Suffix};
 use crate::backend::{Backend, BackendError};
 use crate::models::supply::{ExpertMats, ExpertSupply};
 use crate::models::{LogitSink, ModelError, Progress};
+use crate::obs::spans;
 use crate::units::{ExpertIdx, LayerIdx};
 
 /// What a sweep asks of an architecture. Buffers of a pass hold one piece at a time.
@@ -62,11 +63,20 @@ impl<B: Backend, L: Layers<B>> Sweep<'_, B, L> {
             self.layers.start(piece)?;
         }
         let mut ahead = Ahead::new(self.experts, 0, self.sizes.experts);
+        if self.wants_all_experts(0) {
+            // Before the first favourites are named a request would count as a use, and nothing that nobody has chosen yet is one.
+            self.experts.favour(LayerIdx(0), &[]);
+            ahead.ask_unseen(0)?;
+        }
         for layer in 0..self.layer_count {
+            let begun = spans::begin();
             self.attention(layer, &mut ahead)?;
+            spans::end_half("attention", layer, self.rows, begun);
+            let begun = spans::begin();
             let mut next = Ahead::new(self.experts, layer + 1, self.sizes.experts);
             self.routed_experts(layer, ahead, &mut next)?;
             self.leave(layer)?;
+            spans::end_half("experts", layer, self.rows, begun);
             ahead = next;
         }
         Ok(())
@@ -149,7 +159,7 @@ impl<B: Backend, L: Layers<B>> Sweep<'_, B, L> {
                 self.tell((layer, 1), done, grouping.active.len())?;
                 ahead.ask_from(&grouping.active, done)?;
                 if reads_next && ahead.has_asked(&grouping.active[done..]) {
-                    next.ask_unseen(&ahead)?;
+                    next.ask_unseen(ahead.held())?;
                 }
                 ahead.with(*expert, |mats| self.expert(layer, *expert, mats, &grouping))?;
             }
