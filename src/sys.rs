@@ -6,6 +6,8 @@ pub mod mount;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cache_policy::plan::Facts;
 
@@ -100,6 +102,35 @@ pub fn return_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: mallopt takes two integers and may be called at any time; a refusal changes nothing.
     let _ = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, RETURNED_BYTES_MIN) };
+}
+
+/// Whether stdout was missing when the process began: the standard library puts /dev/null there before `main`, and every write succeeds.
+static STDOUT_WAS_CLOSED: AtomicBool = AtomicBool::new(false);
+
+#[cfg(target_os = "linux")]
+#[used]
+// SAFETY: the loader calls the functions of this section once each, before `main` and on one thread; this one makes a system call and
+// sets an atomic flag, for which nothing of the standard library needs to be ready.
+#[unsafe(link_section = ".init_array")]
+static LOOK_AT_STDOUT: extern "C" fn() = look_at_stdout;
+
+#[cfg(target_os = "linux")]
+extern "C" fn look_at_stdout() {
+    // SAFETY: F_GETFD takes no pointer and changes nothing.
+    let flags = unsafe { libc::fcntl(libc::STDOUT_FILENO, libc::F_GETFD) };
+    STDOUT_WAS_CLOSED.store(flags < 0, Ordering::Relaxed);
+}
+
+/// Whether the process was started with stdout closed, so that an answer would go nowhere without an error.
+pub fn stdout_was_closed() -> bool {
+    STDOUT_WAS_CLOSED.load(Ordering::Relaxed)
+}
+
+/// Makes a write beyond the user's limit on the size of files (`ulimit -f`) an error, as a full drive is one, where the signal would end the
+/// process and leave half a file. For the start of a program.
+pub fn outlive_file_size_limit() {
+    // A handler that is never looked at: once the signal has one, the write returns EFBIG. A refusal leaves things as they were.
+    let _ = signal_hook::flag::register(libc::SIGXFSZ, Arc::default());
 }
 
 /// Lines of /proc/meminfo that matter here.

@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use cli_rig::made_models::b;
+use cli_rig::made_models::{b, folder as made_folder};
 use cli_rig::{command, ds4, ds4_b, finish, names_in, scratch};
 use ds4::storage::gguf::{Array, GgufFile, GgufWriter, Metadata, TensorSpec, Value};
 use ds4::storage::layout::Layout;
@@ -315,17 +315,21 @@ fn contexts_and_budgets_beyond_the_machine() {
     for text in ["0", "-1", "-1GB", "NaNGB", "8 GB", "", "12"] {
         ds4_b(&["-p", "x", "--simulate-used-memory", text]).failed(2, &["--simulate-used-memory"]);
     }
-    ds4_b(&["-p", "x", "--simulate-used-memory", "500GB"]).failed(1, &["usable"]);
-    ds4_b(&["-p", "x", "--simulate-used-memory", "500GB", "--ssd-streaming"]).failed(1, &["usable"]);
+    ds4_b(&["-p", "x", "--simulate-used-memory", "500GB"]).failed(1, &["usable", "give it less"]);
+    ds4_b(&["-p", "x", "--simulate-used-memory", "500GB", "--ssd-streaming"]).failed(1, &["usable", "give it less"]);
 }
 
 #[test]
 fn prompts_that_are_none() {
     let folder = scratch("prompts");
     let file = |name: &str, bytes: &[u8]| put(&folder, name, bytes).to_str().unwrap().to_owned();
-    ds4_b(&["-p", ""]).failed(2, &["prompt is empty"]);
-    ds4_b(&["--prompt-file", &file("empty", b"")]).failed(2, &["prompt is empty"]);
-    ds4_b(&["--tokens-file", &file("none", b"[]")]).failed(2, &["prompt is empty"]);
+    ds4_b(&["-p", ""]).failed(2, &["prompt is empty", "give -p something"]);
+    ds4_b(&["--prompt-file", &file("empty", b"")]).failed(2, &["prompt is empty", "give --prompt-file something"]);
+    ds4_b(&["--tokens-file", &file("none", b"[]")]).failed(2, &["prompt is empty", "give --tokens-file something"]);
+    // Refused by its bytes: encoding it would take minutes here and a gigabyte that is in no plan.
+    let far = file("far", &vec![b'a'; 8 << 20]);
+    ds4_b(&["--prompt-file", &far, "-c", "64"])
+        .failed(2, &["8388608 bytes, at least", "the context holds 64", "--ctx"]);
     ds4_b(&["-p", &"hello ".repeat(40), "-c", "20"]).failed(2, &["the context holds 20", "--ctx"]);
     ds4_b(&["--prompt-file", &file("latin", b"caf\xe9")]).failed(1, &["latin", "not UTF-8", "at 3"]);
     ds4_b(&["--prompt-file", "/nowhere.txt"]).failed(1, &["/nowhere.txt", "No such file"]);
@@ -366,12 +370,13 @@ fn flags_that_make_no_sense() {
         (&["--ctx", "many"], "--ctx"),
         (&["--threads", "0"], "--threads"),
         (&["--prefill-chunk", "0"], "--prefill-chunk"),
-        (&["--temp", "-1"], "-1"),
+        (&["--temp", "-1"], "--temp -1: the value must not be negative"),
+        (&["--row-cache", "-1GB"], "--row-cache -1GB: the value must not be negative"),
         (&["--temp", "nan"], "at least 0"),
         (&["--top-p", "2"], "between 0 and 1"),
         (&["--min-p", "-0.1"], "-0"),
         (&["--seed", "x"], "--seed"),
-        (&["-n", "-5"], "-5"),
+        (&["-n", "-5"], "-n -5: the value must not be negative"),
         (&["--io", "mmap"], "auto, uring, pread"),
         (&["--simd", "sse"], "scalar"),
         (&["--think", "--nothink"], "cannot be used with"),
@@ -423,4 +428,39 @@ fn a_closed_standard_output_is_no_error() {
         finish(command().arg("-m").arg(b()).args(task).stdout(writer)).ok();
     }
     assert_eq!(names_in(&folder), ["text"], "no part of a file is left");
+}
+
+/// `ds4 -m b.gguf` with `args`, started by a shell that has run `first`.
+fn after(first: &str, args: &[&str]) -> std::process::Command {
+    let ds4 = command();
+    let mut shell = std::process::Command::new("sh");
+    shell.arg("-c").arg(format!("{first}; exec \"$0\" \"$@\"")).arg(ds4.get_program()).arg("-m").arg(b()).args(args);
+    shell.env("HOME", made_folder()).current_dir(made_folder()).stdin(Stdio::null());
+    shell
+}
+
+#[test]
+fn an_output_that_was_never_open_is_an_error() {
+    for task in [&["-p", "x", "-n", "2"][..], &["--plan"], &["-p", "x", "--dump-tokens"]] {
+        finish(&mut after("exec >&-", task)).failed(1, &["cannot write the answer", "stdout is closed"]);
+    }
+    finish(&mut after("exec >/dev/null", &["-p", "x", "-n", "2"])).ok();
+}
+
+#[test]
+fn a_limit_on_file_sizes_is_told_like_a_full_drive() {
+    let folder = scratch("limited");
+    for flag in ["--save-session", "--dump-logits"] {
+        let path = folder.join("x");
+        let ran = finish(&mut after("ulimit -f 1", &["-p", "hello there", "-n", "8", flag, path.to_str().unwrap()]));
+        ran.failed_late(1, &[path.to_str().unwrap(), "File too large"]);
+        assert_eq!(names_in(&folder), Vec::<String>::new(), "{flag}: nothing half-written stays");
+    }
+}
+
+#[test]
+fn a_message_without_end_is_refused() {
+    let endless = std::fs::File::open("/dev/zero").unwrap();
+    let ran = finish(command().arg("-m").arg(b()).args(["-n", "2"]).stdin(endless));
+    ran.failed(1, &["a line has more than 67108864 bytes"]);
 }

@@ -199,7 +199,7 @@ fn the_prompt_survives_failed_saves_and_loads() {
         (format!("/save {}", folder.display()), "cannot write the session"),
         (format!("/load {}", text("junk")), "is not a saved session"),
         (format!("/load {}", text("absent")), "cannot read the session"),
-        ("/rewind 5".into(), "there are 1 questions"),
+        ("/rewind 5".into(), "questions so far: 1;"),
     ] {
         live.say(&line);
         live.wait_for(answer);
@@ -235,7 +235,7 @@ fn questions_can_be_taken_back() {
         say(&mut live, "and this one is the second of them");
         let two = used(&mut live);
         live.say("/rewind");
-        live.wait_for("1 questions are left");
+        live.wait_for("questions left: 1,");
         assert!(used(&mut live) <= one && one < two);
         say(&mut live, "something else this time");
         live.say("/regen");

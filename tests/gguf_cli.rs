@@ -169,3 +169,16 @@ fn an_interrupt_leaves_no_file() {
     assert!(message.contains("stopped; nothing was written"), "{message}");
     assert!(names_in(&target).is_empty());
 }
+
+#[test]
+fn usage_errors_are_one_line() {
+    for args in
+        [&["inspect"][..], &["no-such-command"], &["inspect", "a", "--no-such-flag"], &["convert", "a", "-t", "-2"]]
+    {
+        let out = ds4_gguf(args);
+        let said = String::from_utf8(out.stderr).unwrap();
+        assert_eq!((out.status.code(), said.lines().count()), (Some(2), 1), "{args:?}: {said}");
+        assert!(said.starts_with("ds4-gguf: ") && said.contains("ds4-gguf --help"), "{args:?}: {said}");
+    }
+    check(&["--help"], 0, "Usage:");
+}

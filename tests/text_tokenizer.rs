@@ -255,6 +255,7 @@ proptest! {
             prop_assert_eq!(&ids, expected.get_ids());
             prop_assert_eq!(ours.decode(&ids).unwrap(), text.as_str());
             let plain = ours.encode(&text).unwrap();
+            prop_assert!(ours.tokens_at_least(text.len()) <= plain.len());
             prop_assert_eq!(ours.decode(&plain).unwrap(), text.as_str());
             prop_assert!(!plain.iter().any(|&id| ours.is_special(id)));
         }

@@ -5,6 +5,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, ValueEnum};
 
 use crate::cli::{CliError, output};
@@ -348,10 +349,28 @@ pub fn refuse_as(program: &str, error: &clap::Error) -> Result<(), CliError> {
     if !error.use_stderr() {
         return output::answer(&text).map_err(CliError::output);
     }
+    if let Some((flag, value)) = negative_value(error, std::env::args()) {
+        return Err(CliError::usage(format!(
+            "{flag} {value}: the value must not be negative; {program} --help lists all flags"
+        )));
+    }
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let said = lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"));
     let said = said.collect::<Vec<_>>().join(" ");
     Err(CliError::usage(format!("{}; {program} --help lists all flags", said.trim_start_matches("error: "))))
+}
+
+/// The flag and its value where clap took a value for a flag of its own because it begins with a minus.
+fn negative_value(error: &clap::Error, args: impl Iterator<Item = String>) -> Option<(String, String)> {
+    let Some(ContextValue::String(unknown)) = error.get(ContextKind::InvalidArg) else { return None };
+    let is_negative =
+        |text: &str| text.starts_with('-') && text[1..].starts_with(|c: char| c.is_ascii_digit() || c == '.');
+    if error.kind() != ErrorKind::UnknownArgument || !is_negative(unknown) {
+        return None;
+    }
+    let args: Vec<String> = args.collect();
+    let found = args.windows(2).find(|pair| pair[0].starts_with('-') && pair[1].starts_with(unknown.as_str()))?;
+    Some((found[0].clone(), found[1].clone()))
 }
 
 /// Turns `-sys` into `--system`, up to a `--`.
@@ -430,6 +449,19 @@ mod tests {
         assert_eq!(parse(&[]).unwrap().thinking.level(), None);
         assert!(parse(&["--think", "--nothink"]).is_err());
         assert!(parse(&["--think-level", "101"]).is_err());
+    }
+
+    #[test]
+    fn negative_values_are_told_with_their_flag() {
+        let told = |args: &[&str]| negative_value(&parse(args).unwrap_err(), args.iter().map(|arg| (*arg).to_owned()));
+        let pair = |flag: &str, value: &str| Some((flag.to_owned(), value.to_owned()));
+        assert_eq!(told(&["--temp", "-1"]), pair("--temp", "-1"));
+        assert_eq!(told(&["-n", "-12", "-c", "5"]), pair("-n", "-12"));
+        assert_eq!(told(&["--row-cache", "-1GB"]), pair("--row-cache", "-1GB"));
+        assert_eq!(told(&["--temp", "-.5"]), pair("--temp", "-.5"));
+        assert_eq!(told(&["--temp", "hot"]), None);
+        assert_eq!(told(&["-9"]), None);
+        assert_eq!(told(&["--no-such-flag"]), None);
     }
 
     #[test]

@@ -14,9 +14,10 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use super::CliError;
+use super::args::refuse_as;
 use super::interrupt::Interrupt;
 use super::progress::{Meter, Unit};
+use super::{CliError, output};
 use crate::storage::convert::{
     self, ALIGNMENT, BaseRecipe, Comparison, ConvertError, Importance, Options, Recipe, Summary, TensorDifference,
 };
@@ -141,11 +142,14 @@ pub fn describe(model: &std::path::Path) -> Result<String, ConvertError> {
 
 /// Runs `ds4-gguf` on the process's arguments.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    crate::sys::outlive_file_size_limit();
     let mut text = Vec::new();
-    let result = run(cli.command, &mut text);
+    let result = match Cli::try_parse() {
+        Ok(cli) => run(cli.command, &mut text),
+        Err(error) => refuse_as("ds4-gguf", &error).map(|()| ExitCode::SUCCESS),
+    };
     // Whatever was found is shown, also before an error.
-    if let Err(error) = std::io::stdout().write_all(&text)
+    if let Err(error) = output::bytes(&text)
         && error.kind() != ErrorKind::BrokenPipe
     {
         eprintln!("ds4-gguf: cannot write to standard output: {error}");
@@ -153,6 +157,7 @@ pub fn main() -> ExitCode {
     }
     match result {
         Ok(code) => code,
+        Err(CliError::Unread) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("ds4-gguf: {error}");
             ExitCode::from(if matches!(error, CliError::Usage(_)) { 2 } else { 1 })

@@ -14,7 +14,7 @@ use crate::cli::progress::{Meter, Unit};
 use crate::cli::{CliError, input};
 use crate::engine::options::{DeviceChoice, EngineOptions, LookaheadMode, Preload};
 use crate::engine::prepare::Prepared;
-use crate::engine::{Engine, Step};
+use crate::engine::{Engine, EngineError, Step};
 use crate::storage::checksum::sidecar_path;
 use crate::storage::probe::ProbeChoice;
 use crate::storage::reader::{DirectChoice, ReaderChoice};
@@ -142,6 +142,16 @@ pub fn show_plan(prepared: &Prepared, options: &EngineOptions) {
     note(&prepared.plan.to_string());
 }
 
+/// Why a model cannot be opened. Where memory is short only because a flag says so, the flag is the cause.
+pub fn refusal(error: &EngineError, options: &EngineOptions) -> CliError {
+    match (error, options.simulated_used) {
+        (EngineError::Plan(_), used) if used.0 > 0 => {
+            CliError::failed(format!("{error}; --simulate-used-memory takes {used} of it, give it less"))
+        }
+        _ => CliError::failed(error),
+    }
+}
+
 /// Opens the engine with plan and progress on stderr.
 ///
 /// # Errors
@@ -163,7 +173,7 @@ pub fn open(options: &EngineOptions, interrupt: &Interrupt) -> Result<Engine, Cl
         ControlFlow::Continue(())
     };
     let engine = Engine::open(options, &mut |prepared| show_plan(prepared, options), &progress);
-    let engine = engine.map_err(CliError::failed)?;
+    let engine = engine.map_err(|error| refusal(&error, options))?;
     note(&engine.forecast().to_string());
     Ok(engine)
 }

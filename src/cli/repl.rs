@@ -2,7 +2,7 @@
 //! Never loses a conversation to an error or to Ctrl-C: a failed or stopped answer leaves the messages before it in place.
 //! Surprising fact: the whole conversation is rendered anew for each answer, and what the state already holds costs nothing.
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, IsTerminal};
 use std::path::{Path, PathBuf};
 
 use rustyline::error::ReadlineError;
@@ -70,7 +70,7 @@ pub fn run(
         if interrupt.is_terminated() {
             break;
         }
-        let line = editor.readline("> ");
+        let line = next_line(&mut editor);
         interrupt.end_at_once(false);
         match line {
             Ok(line) => {
@@ -91,7 +91,7 @@ pub fn run(
                 unreadable += 1;
                 note("that line is not UTF-8 text; the conversation goes on");
             }
-            Err(error) => return Err(CliError::failed(format!("cannot read the terminal: {error}"))),
+            Err(error) => return Err(CliError::failed(format!("cannot read the next message: {error}"))),
         }
     }
     if let Some(path) = &history {
@@ -103,6 +103,15 @@ pub fn run(
     write_stats(cli, &repl.stats())?;
     repl.save_at_the_end()?;
     if interrupt.is_terminated() { Err(CliError::failed("interrupted")) } else { Ok(()) }
+}
+
+/// The next line: edited on a terminal, else read with a bound.
+fn next_line(editor: &mut DefaultEditor) -> Result<String, ReadlineError> {
+    let stdin = std::io::stdin();
+    if stdin.is_terminal() {
+        return editor.readline("> ");
+    }
+    input::piped_line(&mut stdin.lock())?.ok_or(ReadlineError::Eof)
 }
 
 fn history_path() -> Option<PathBuf> {
@@ -171,15 +180,17 @@ impl<'a> Repl<'a> {
         let Some(first) = questions.len().checked_sub(count).map(|at| questions[at]) else {
             let there = questions.len();
             return Err(CliError::Usage(format!(
-                "/rewind {count}: there are {there} questions; /clear forgets them all"
+                "/rewind {count}: questions so far: {there}; /clear forgets them all"
             )));
         };
         self.messages.truncate(first);
-        let before = self.format.encode(self.engine.tokenizer(), &self.messages, self.level).unwrap_or_default();
         let timeline = at_hand(&mut self.timeline)?;
+        let before = self.format.encode(self.engine.tokenizer(), &self.messages, self.level, timeline.ctx());
+        let before = before.unwrap_or_default();
         timeline.keep_shared(&before).map_err(from_session)?;
         let kept = timeline.tokens().len();
-        note(&format!("{} questions are left, {kept} tokens of the state", questions.len() - count));
+        let left = questions.len() - count;
+        note(&format!("questions left: {left}, tokens of the state: {kept}"));
         Ok(())
     }
 
@@ -230,8 +241,9 @@ impl<'a> Repl<'a> {
 
     fn answer(&mut self) -> Result<(), CliError> {
         let engine = self.engine;
-        let tokens = self.format.encode(engine.tokenizer(), &self.messages, self.level).map_err(CliError::failed)?;
         let timeline = at_hand(&mut self.timeline)?;
+        let tokens = self.format.encode(engine.tokenizer(), &self.messages, self.level, timeline.ctx());
+        let tokens = tokens.map_err(CliError::failed)?;
         self.interrupt.clear();
         let mut watcher = RunWatcher::new(self.interrupt);
         let sync = timeline.sync(&tokens, Want::Last, &mut watcher).map_err(from_session)?;

@@ -67,7 +67,8 @@ pub fn run(cli: &Cli) -> Result<(), CliError> {
         (None, None, _) => repl::run(cli, &engine, editor.expect("made above"), (sampler, saved), &interrupt),
         (Some(text), ..) => tasks::perplexity(cli, &engine, &interrupt, &text),
         (None, Some(prompt), Some(single)) => {
-            let tokens = prompt_tokens(cli, engine.tokenizer(), engine.prepared.config.arch(), &prompt)?;
+            let ctx = engine.plan().ctx as usize;
+            let tokens = prompt_tokens(cli, engine.tokenizer(), engine.prepared.config.arch(), &prompt, ctx)?;
             tasks::consistency(&engine, &interrupt, &tokens, single as usize)
         }
         (None, Some(prompt), None) => answer_once(cli, &engine, (sampler, saved), &interrupt, &prompt),
@@ -143,16 +144,27 @@ fn sampler(cli: &Cli) -> Result<Sampler, CliError> {
     Sampler::new(params).map_err(CliError::usage)
 }
 
-/// The tokens of a prompt given on the command line.
+/// The tokens of a prompt given on the command line, for a context of `ctx` tokens.
 ///
 /// # Errors
-/// Prompts that the model's format refuses.
-pub fn prompt_tokens(cli: &Cli, tokenizer: &Tokenizer, arch: &str, prompt: &Prompt) -> Result<Vec<TokenId>, CliError> {
-    next_tokens(&mut Talk::begin(cli), tokenizer, arch, prompt)
+/// Prompts that the model's format refuses, or that are far too long.
+pub fn prompt_tokens(
+    cli: &Cli,
+    tokenizer: &Tokenizer,
+    arch: &str,
+    prompt: &Prompt,
+    ctx: usize,
+) -> Result<Vec<TokenId>, CliError> {
+    next_tokens(&mut Talk::begin(cli), (tokenizer, arch), prompt, ctx)
 }
 
 /// The tokens that `prompt` makes of a conversation, which it becomes part of; a prompt of tokens ends the conversation.
-fn next_tokens(talk: &mut Talk, tokenizer: &Tokenizer, arch: &str, prompt: &Prompt) -> Result<Vec<TokenId>, CliError> {
+fn next_tokens(
+    talk: &mut Talk,
+    (tokenizer, arch): (&Tokenizer, &str),
+    prompt: &Prompt,
+    ctx: usize,
+) -> Result<Vec<TokenId>, CliError> {
     let text = match prompt {
         Prompt::Tokens(tokens) => {
             talk.messages = None;
@@ -163,7 +175,7 @@ fn next_tokens(talk: &mut Talk, tokenizer: &Tokenizer, arch: &str, prompt: &Prom
     let format = PromptFormat::of(tokenizer, arch).map_err(CliError::failed)?;
     let messages = talk.messages.get_or_insert_default();
     messages.push(Message::new(Role::User, text.as_str()));
-    format.encode(tokenizer, messages, talk.level).map_err(CliError::usage)
+    format.encode(tokenizer, messages, talk.level, ctx).map_err(CliError::usage)
 }
 
 /// The files that one run may write, opened before anything is computed.
@@ -177,10 +189,9 @@ impl Dumps {
     fn open(cli: &Cli, engine: &Engine) -> Result<Self, CliError> {
         let args = &cli.diagnosis;
         let model = engine.prepared.file.path().display().to_string();
-        let cannot = |flag: &str, e: std::io::Error| CliError::failed(format!("{flag}: cannot write the file: {e}"));
-        let logits = args.dump_logits.as_deref().map(|p| LogitsFile::create(p, vocab(engine)));
+        let create = |p: &Path| LogitsFile::create(p, vocab(engine)).map_err(|e| cannot_write("--dump-logits", p, &e));
         Ok(Self {
-            logits: logits.transpose().map_err(|e| cannot("--dump-logits", e))?,
+            logits: args.dump_logits.as_deref().map(create).transpose()?,
             logprobs: args.dump_logprobs.as_ref().map(|_| LogprobsFile::new(model)),
             routes: args.trace_routes.as_deref().map(|p| TraceFile::begin(p, engine)).transpose()?,
         })
@@ -188,19 +199,32 @@ impl Dumps {
 
     fn finish(self, cli: &Cli, engine: &Engine, tokens: &[TokenId]) -> Result<(), CliError> {
         let args = &cli.diagnosis;
-        let cannot = |flag: &str, e: std::io::Error| CliError::failed(format!("{flag}: cannot write the file: {e}"));
-        if let Some(file) = self.logits {
+        if let (Some(file), Some(path)) = (self.logits, &args.dump_logits) {
             let rows = file.rows();
-            file.finish(&tokens[..rows]).map_err(|e| cannot("--dump-logits", e))?;
+            file.finish(&tokens[..rows]).map_err(|e| cannot_write("--dump-logits", path, &e))?;
         }
         if let (Some(file), Some(path)) = (self.logprobs, &args.dump_logprobs) {
-            file.write(path).map_err(|e| cannot("--dump-logprobs", e))?;
+            file.write(path).map_err(|e| cannot_write("--dump-logprobs", path, &e))?;
         }
         match (self.routes, &args.trace_routes) {
             (Some(routes), Some(path)) => routes.finish(path, engine),
             _ => Ok(()),
         }
     }
+}
+
+/// Names the file as the user did: the error may speak of the one that it was going to become.
+fn cannot_write(flag: &str, path: &Path, error: &std::io::Error) -> CliError {
+    CliError::failed(format!("{flag}: cannot write {}: {error}", path.display()))
+}
+
+/// Where the logits go; only asked where they go somewhere.
+fn logits_path(cli: &Cli) -> &Path {
+    cli.diagnosis.dump_logits.as_deref().unwrap_or(Path::new("the file"))
+}
+
+fn stop_rules(engine: &Engine) -> Result<StopRules, CliError> {
+    StopRules::new(engine.tokenizer().eos().into_iter().collect(), Vec::new()).map_err(CliError::usage)
 }
 
 fn vocab(engine: &Engine) -> usize {
@@ -219,7 +243,7 @@ fn answer_once(
         Some(saved) => session_file::restore((cli, engine), saved, &mut timeline, &mut sampler)?,
         None => Talk::begin(cli),
     };
-    let tokens = next_tokens(&mut talk, engine.tokenizer(), engine.prepared.config.arch(), prompt)?;
+    let tokens = next_tokens(&mut talk, (engine.tokenizer(), engine.prepared.config.arch()), prompt, timeline.ctx())?;
     let mut dumps = Dumps::open(cli, engine)?;
     let want = if dumps.logits.is_some() { Want::All } else { Want::Last };
     let mut watcher = RunWatcher::new(interrupt).dumping(dumps.logits.as_mut());
@@ -233,8 +257,7 @@ fn answer_once(
             top_logprobs: if logprobs.is_some() { cli.diagnosis.logprobs_top_k as usize } else { 0 },
             want,
         };
-        let rules =
-            StopRules::new(engine.tokenizer().eos().into_iter().collect(), Vec::new()).map_err(CliError::usage)?;
+        let rules = stop_rules(engine)?;
         let mut failure = None;
         let row_wait = engine.row_wait();
         let answer =
@@ -261,7 +284,7 @@ fn answer_once(
         outcome.answer = Some(answer);
         Ok(())
     })();
-    let watched = watcher.finish().map_err(|e| CliError::failed(format!("--dump-logits: cannot write the file: {e}")));
+    let watched = watcher.finish().map_err(|e| cannot_write("--dump-logits", logits_path(cli), &e));
     // Each of the following is worth having without the others.
     let reported = outcome.report(cli, engine, timeline.ctx());
     result?;

@@ -7,6 +7,7 @@ use std::time::Instant;
 use crate::cli::args::Cli;
 use crate::cli::input::Prompt;
 use crate::cli::interrupt::Interrupt;
+use crate::cli::open::refusal;
 use crate::cli::output::{line, note};
 use crate::cli::run::{from_session, prompt_tokens, write_stats};
 use crate::cli::watch::RunWatcher;
@@ -35,7 +36,7 @@ pub fn inspect(model: &Path) -> Result<(), CliError> {
 /// # Errors
 /// A file that is no model; the planner's refusals.
 pub fn plan(options: &EngineOptions) -> Result<(), CliError> {
-    let prepared = prepare(options).map_err(CliError::failed)?;
+    let prepared = prepare(options).map_err(|error| refusal(&error, options))?;
     prepared.notices.iter().for_each(|notice| note(notice));
     line(&prepared.plan.to_string()).map_err(CliError::output)
 }
@@ -49,7 +50,7 @@ pub fn dump_tokens(cli: &Cli, options: &EngineOptions, prompt: Option<Prompt>) -
         return Err(CliError::usage("--dump-tokens needs a prompt: add -p, --prompt-file or --tokens-file"));
     };
     let (vocabulary, arch) = tokenizer(&options.model).map_err(CliError::failed)?;
-    let tokens = prompt_tokens(cli, &vocabulary, &arch, &prompt)?;
+    let tokens = prompt_tokens(cli, &vocabulary, &arch, &prompt, usize::MAX)?;
     line(&serde_json::to_string(&tokens).map_err(CliError::failed)?).map_err(CliError::output)
 }
 

@@ -219,6 +219,9 @@ impl fmt::Display for Forecast {
     }
 }
 
+/// From here on an achieved share contradicts its bound. What rounds to 100 % is within the noise of a measurement.
+const ABOVE_BOUND: f64 = 1.005;
+
 /// Where the time of decoding went, and how near it came to the bound.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
 pub struct Achieved {
@@ -281,6 +284,13 @@ impl Achieved {
 impl fmt::Display for Achieved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.bound_tps, self.of_bound) {
+            // What is faster than its bound shows the bound to be wrong: memory or drive were busy when they were measured.
+            (Some(bound), Some(of)) if of > ABOVE_BOUND => write!(
+                f,
+                "decode: {} t/s, more than the {} t/s that its misses should allow: drive or memory was measured at a busy moment",
+                short(bound * of),
+                short(bound)
+            )?,
             (Some(bound), Some(of)) => {
                 write!(f, "decode: {:.0} % of the {} t/s that its misses allow", 100.0 * of, short(bound))?;
             }
@@ -399,6 +409,15 @@ mod tests {
         near(a.drive + a.compute, 1.0);
         let text = a.to_string();
         assert!(text.contains("65 % drive") && text.contains("held by the drive"), "{text}");
+        assert!(text.contains("% of the") && !text.contains("busy"), "{text}");
+        // Half as fast as the drive was measured to allow at most is a share; twice as fast shows a measurement that was disturbed.
+        let text = Achieved::of(&f, &DecodeSums { seconds: 1.0, ..sums }).unwrap().to_string();
+        assert!(
+            text.starts_with("decode: 10.0 t/s, more than the ")
+                && text.contains("busy moment")
+                && !text.contains("% of"),
+            "{text}"
+        );
         let idle = DecodeSums { expert_wait_s: 0.1, slot_wait_s: 3.0, ..sums };
         assert_eq!(Achieved::of(&f, &idle).unwrap().held_by(), "waits for slots");
         assert_eq!(Achieved::of(&f, &DecodeSums { expert_wait_s: 0.0, ..sums }).unwrap().held_by(), "compute");

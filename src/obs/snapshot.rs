@@ -1,6 +1,8 @@
 //! What a running process shows to another one: the record in the file of `--snapshot-file`. Owns the format and its checks.
 //! Never collects a number itself. Surprising fact: a reader never sees half a record, because the file is renamed into place.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -97,10 +99,13 @@ impl Snapshot {
     pub fn read(path: &Path) -> Result<Self, SnapshotError> {
         let shown = || path.display().to_string();
         let failed = |error| SnapshotError::File { path: shown(), error };
-        if std::fs::metadata(path).map_err(failed)?.len() > FILE_BYTES_MAX {
+        // Counted while reading: devices and pipes have no length.
+        let mut bytes = Vec::new();
+        let file = File::open(path).map_err(failed)?;
+        file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
+        if bytes.len() as u64 > FILE_BYTES_MAX {
             return Err(SnapshotError::NotASnapshot { path: shown(), what: "it is larger than any".into() });
         }
-        let bytes = std::fs::read(path).map_err(failed)?;
         Self::parse(&bytes, &shown())
     }
 
@@ -174,5 +179,13 @@ mod tests {
         }
         let missing = Snapshot::read(Path::new("/nonexistent/snapshot")).unwrap_err().to_string();
         assert!(missing.contains("/nonexistent/snapshot"), "{missing}");
+    }
+
+    #[test]
+    fn what_never_ends_is_refused() {
+        let error = Snapshot::read(Path::new("/dev/zero")).unwrap_err();
+        assert!(error.to_string().contains("larger than any"), "{error}");
+        let error = Snapshot::read(Path::new("/dev/null")).unwrap_err();
+        assert!(error.to_string().contains("not a snapshot"), "{error}");
     }
 }

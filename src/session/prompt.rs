@@ -29,6 +29,11 @@ pub enum PromptError {
     NoThinking,
     #[error("the file has no chat template and architecture {arch} no built-in prompt format; use --tokens-file")]
     NoFormat { arch: String },
+    #[error(
+        "the prompt has {bytes} bytes, at least {at_least} tokens and likely several times as many, but the context holds {ctx}; use a \
+         shorter prompt, or a longer context (--ctx; /ctx in a conversation)"
+    )]
+    TooLong { bytes: usize, at_least: usize, ctx: usize },
 }
 
 /// How conversations of one model are written.
@@ -56,16 +61,24 @@ impl PromptFormat {
     }
 
     /// The prompt that asks for the next answer. `level` is the reasoning level asked for (0: none); `None` leaves the choice to
-    /// the format.
+    /// the format. `ctx` tokens have room: what must have more is refused before memory and time go into it. The result may still be
+    /// longer, and says then by how much.
     ///
     /// # Errors
-    /// What the template or the rules refuse; a level that the template cannot express.
+    /// What the template or the rules refuse; a level that the template cannot express; text that is too long by its bytes.
     pub fn encode(
         &self,
         tokenizer: &Tokenizer,
         messages: &[Message],
         level: Option<u8>,
+        ctx: usize,
     ) -> Result<Vec<TokenId>, PromptError> {
+        let check = |bytes: usize| match tokenizer.tokens_at_least(bytes) {
+            at_least if at_least > ctx => Err(PromptError::TooLong { bytes, at_least, ctx }),
+            _ => Ok(()),
+        };
+        // Formats may strip white space around a message; anything else of the newest one is in the prompt.
+        check(messages.last().map_or(0, |newest| newest.content.trim().len()))?;
         let segments = match self {
             Self::Template(template) => render_template(template, tokenizer, messages, level)?,
             Self::DeepSeek41 => {
@@ -79,6 +92,11 @@ impl PromptFormat {
                 render(messages, &PromptOptions { thinking, ..PromptOptions::default() })?
             }
         };
+        let plain = segments.iter().map(|segment| match segment {
+            Segment::Plain(text) => text.len(),
+            Segment::Special(_) => 0,
+        });
+        check(plain.sum())?;
         Ok(tokenizer.encode_segments(&segments)?)
     }
 }

@@ -29,7 +29,8 @@ pub enum SessionError {
     #[error("the prompt is empty; give it at least one token")]
     EmptyPrompt,
     #[error(
-        "the prompt has {tokens} tokens, but the context holds {ctx}; use --ctx {tokens} or more, or a shorter prompt"
+        "the prompt has {tokens} tokens, but the context holds {ctx}; use a shorter prompt, or a context of {tokens} or more (--ctx; /ctx \
+         in a conversation)"
     )]
     PromptTooLong { tokens: usize, ctx: usize },
     #[error("interrupted")]

@@ -105,6 +105,8 @@ pub struct Tokenizer {
     /// Bytes of all tokens, one after another; token `id` is `starts[id]..starts[id + 1]`.
     bytes: Vec<u8>,
     starts: Vec<u32>,
+    /// Bytes of the longest token that a text can make.
+    text_bytes_max: usize,
     literals: TextTable,
     specials: TextTable,
     bos: Option<TokenId>,
@@ -128,6 +130,7 @@ impl Tokenizer {
         let mut starts = Vec::with_capacity(source.tokens.len() + 1);
         let mut vocab = Vocab::with_capacity(source.tokens.len());
         let (mut literals, mut specials) = (TextTable::default(), TextTable::default());
+        let mut text_bytes_max = 1;
         starts.push(0);
         for (id, token) in source.tokens.into_iter().enumerate() {
             if token.is_empty() {
@@ -144,6 +147,10 @@ impl Tokenizer {
                 let table = if kind == Kind::Literal { &mut literals } else { &mut specials };
                 table.insert(token, id as TokenId)?;
             }
+            let before = starts[id] as usize;
+            if kind != Kind::Special {
+                text_bytes_max = text_bytes_max.max(bytes.len() - before);
+            }
             starts.push(bytes.len() as u32);
         }
         for (token, &id) in &specials.ids {
@@ -158,6 +165,7 @@ impl Tokenizer {
             pre_tokenizer,
             bytes,
             starts,
+            text_bytes_max,
             literals,
             specials,
             bos: source.bos,
@@ -242,6 +250,11 @@ impl Tokenizer {
         let mut ids = Vec::with_capacity(text.len() / 3 + 1);
         self.encode_into(text, &mut ids)?;
         Ok(ids)
+    }
+
+    /// Tokens that a text of `bytes` bytes makes at least: what is known of its length before the work of encoding it.
+    pub fn tokens_at_least(&self, bytes: usize) -> usize {
+        bytes.div_ceil(self.text_bytes_max)
     }
 
     /// Ids of a prompt. Neighbouring plain pieces are encoded as one text.

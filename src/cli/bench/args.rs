@@ -174,11 +174,14 @@ pub enum Format {
 
 /// The command line as clap knows it.
 pub fn command() -> clap::Command {
-    BenchCli::command().mut_arg("ctx", |arg| {
-        arg.short(None)
-            .long("ctx-alloc")
-            .help("Context length that memory is allocated for [default: what the sweep needs]")
-    })
+    BenchCli::command()
+        .mut_arg("ctx", |arg| {
+            arg.short(None)
+                .long("ctx-alloc")
+                .help("Context length that memory is allocated for [default: what the sweep needs]")
+        })
+        // Refused: what a sweep asks for is no one's usual text.
+        .mut_arg("save_hotlist", |arg| arg.hide(true))
 }
 
 /// Parses an argument list, the program's name included.

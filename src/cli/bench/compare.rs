@@ -55,11 +55,14 @@ type TextColumn = (&'static str, fn(&Row) -> &str);
 /// Mode, regime and cache slots of rows that belong together.
 type Group<'a> = (Mode, &'a str, u64);
 
+/// A rate by column name, and of how many tokens it is.
+type Metric = (&'static str, fn(&Row) -> f64, fn(&Key) -> u64);
+
 /// Rates that are compared.
-const METRICS: [Column<f64>; 3] = [
-    ("prefill_tps", |row| row.prefill_tps),
-    ("gen_tps", |row| row.gen_tps),
-    ("gen_steady_tps", |row| row.gen_steady_tps),
+const METRICS: [Metric; 3] = [
+    ("prefill_tps", |row| row.prefill_tps, |key| key.prefill_tokens),
+    ("gen_tps", |row| row.gen_tps, |key| key.gen_tokens),
+    ("gen_steady_tps", |row| row.gen_steady_tps, |key| key.gen_tokens.saturating_sub(1)),
 ];
 
 /// One line of the result. `ctx_tokens` is empty in the line over all rows of a group.
@@ -93,7 +96,8 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     for line in conditions(&a, &b) {
         note(&line);
     }
-    let lines = lines(&pairs);
+    let (lines, left_out) = lines(&pairs);
+    left_out.iter().for_each(|what| note(&format!("left out: {what}")));
     match args.format {
         Format::Md => output::answer(&table(&a, &b, &lines)).map_err(CliError::output),
         format => write_plain(&lines, format),
@@ -168,6 +172,11 @@ fn grouped(table: &Table) -> BTreeMap<Key, Vec<&Row>> {
     groups
 }
 
+/// A kind of row, and how many of it the two files have.
+fn unlike_rows(key: &Key, (in_a, a): (usize, &Table), (in_b, b): (usize, &Table)) -> String {
+    format!("\"{}\" ({in_a} in {}, {in_b} in {})", key.words(), a.name, b.name)
+}
+
 /// Rows of one kind side by side, in order of occurrence.
 fn pair<'a>(a: &'a Table, b: &'a Table, common: bool) -> Result<Pairs<'a>, CliError> {
     let (left, mut right) = (grouped(a), grouped(b));
@@ -176,22 +185,23 @@ fn pair<'a>(a: &'a Table, b: &'a Table, common: bool) -> Result<Pairs<'a>, CliEr
     for (key, rows) in left {
         let others = right.remove(&key).unwrap_or_default();
         if rows.len() != others.len() {
-            unlike.push(format!("{}: {} in {}, {} in {}", key.words(), rows.len(), a.name, others.len(), b.name));
+            unlike.push(unlike_rows(&key, (rows.len(), a), (others.len(), b)));
         }
         let together: Vec<_> = rows.into_iter().zip(others).collect();
         if let (Entry::Vacant(place), false) = (pairs.entry(key), together.is_empty()) {
             place.insert(together);
         }
     }
-    unlike.extend(
-        right.iter().map(|(key, rows)| format!("{}: 0 in {}, {} in {}", key.words(), a.name, rows.len(), b.name)),
-    );
+    unlike.extend(right.iter().map(|(key, rows)| unlike_rows(key, (0, a), (rows.len(), b))));
     if pairs.is_empty() {
-        return Err(CliError::failed(format!("the files have no row in common; {} differs first", unlike[0])));
+        return Err(CliError::failed(format!(
+            "the files have no row in common; the first difference is {}",
+            unlike[0]
+        )));
     }
     if let (Some(first), false) = (unlike.first(), common) {
         return Err(CliError::failed(format!(
-            "the files have unlike rows, {} kinds in all, the first being {first}; measure both alike, or use --common to leave \
+            "the files have unlike rows, {} kinds in all, the first being {first}: measure both alike, or use --common to leave \
              them out",
             unlike.len()
         )));
@@ -200,16 +210,22 @@ fn pair<'a>(a: &'a Table, b: &'a Table, common: bool) -> Result<Pairs<'a>, CliEr
     Ok(pairs)
 }
 
-/// A line for each kind of row, and one over all rows of a group where it has several kinds.
-fn lines(pairs: &Pairs) -> Vec<Line> {
-    let mut lines = Vec::new();
-    for (metric, value) in METRICS {
+/// A line for each kind of row, and one over all rows of a group where it has several kinds. Behind them what was left out though it should
+/// have been measured.
+fn lines(pairs: &Pairs) -> (Vec<Line>, Vec<String>) {
+    let (mut lines, mut left_out) = (Vec::new(), Vec::new());
+    for (metric, value, tokens) in METRICS {
         let mut groups: BTreeMap<Group<'_>, Vec<(f64, f64)>> = BTreeMap::new();
         let mut kinds: BTreeMap<Group<'_>, usize> = BTreeMap::new();
         for (key, rows) in pairs {
             let values: Vec<(f64, f64)> = rows.iter().map(|(a, b)| (value(a), value(b))).collect();
-            // Nothing was measured in rows without generation, for example.
-            if values.iter().any(|(a, b)| *a <= 0.0 || *b <= 0.0) {
+            let without = values.iter().filter(|(a, b)| *a <= 0.0 || *b <= 0.0).count();
+            if without > 0 {
+                // Nothing can be measured in rows without generation, for example.
+                if tokens(key) > 0 {
+                    let (words, pairs) = (key.words(), values.len());
+                    left_out.push(format!("{metric} of \"{words}\": it is 0 in {without} of {pairs} pairs"));
+                }
                 continue;
             }
             let group = (key.mode, key.regime.as_str(), key.cache_slots);
@@ -223,7 +239,7 @@ fn lines(pairs: &Pairs) -> Vec<Line> {
             }
         }
     }
-    lines
+    (lines, left_out)
 }
 
 fn line(metric: &'static str, group: (Mode, &str, u64), key: Option<&Key>, values: &[(f64, f64)]) -> Line {
@@ -331,7 +347,8 @@ mod tests {
     fn ratios_and_intervals() {
         let a = rows(&[(1, 10.0), (1, 20.0), (1, 40.0), (2, 8.0)]);
         let b = rows(&[(1, 20.0), (1, 40.0), (1, 80.0), (2, 16.0)]);
-        let found = lines(&pair(&a, &b, false).unwrap());
+        let (found, left_out) = lines(&pair(&a, &b, false).unwrap());
+        assert_eq!(left_out, Vec::<String>::new(), "rows without generation have none to compare");
         assert_eq!(found.len(), 3, "{found:#?}");
         assert_eq!((found[0].pairs, found[0].ratio, found[0].low, found[0].high), (3, 2.0, Some(2.0), Some(2.0)));
         assert_eq!((found[0].a, found[1].low, verdict(&found[1])), (20.0, None, "one pair: no interval"));
@@ -343,9 +360,18 @@ mod tests {
         // Logarithms of the ratios: +-0.1; mean 0, deviation 0.1155, half width 3.182 * 0.1155 / 2.
         let a = rows(&[(1, 1.0); 4]);
         let b = rows(&[0.1f64, -0.1, 0.1, -0.1].map(|x| (1, x.exp())));
-        let found = &lines(&pair(&a, &b, false).unwrap())[0];
+        let found = &lines(&pair(&a, &b, false).unwrap()).0[0];
         assert!((found.ratio - 1.0).abs() < 1e-5 && verdict(found) == "no difference shown", "{found:?}");
         assert!((found.high.unwrap().ln() - 0.183_71).abs() < 1e-4, "{found:?}");
+    }
+
+    #[test]
+    fn what_should_have_a_speed_and_has_none_is_told() {
+        let (a, b) = (rows(&[(1, 1.0), (1, 0.0), (2, 1.0)]), rows(&[(1, 1.0), (1, 1.0), (2, 1.0)]));
+        let (found, left_out) = lines(&pair(&a, &b, false).unwrap());
+        assert_eq!((found.len(), left_out.len()), (1, 1), "{found:#?} {left_out:?}");
+        let said = &left_out[0];
+        assert!(said.starts_with("prefill_tps of \"sweep cold, ") && said.ends_with("0 in 1 of 2 pairs"), "{said}");
     }
 
     #[test]
@@ -354,7 +380,12 @@ mod tests {
         let error = pair(&a, &b, false).unwrap_err().to_string();
         assert!(error.contains("3 kinds") && error.contains("--common") && error.contains("1 tokens"), "{error}");
         assert_eq!(pair(&a, &b, true).unwrap().len(), 1);
-        assert!(pair(&a, &rows(&[(9, 1.0)]), true).unwrap_err().to_string().contains("no row in common"));
+        let error = pair(&a, &rows(&[(9, 1.0)]), true).unwrap_err().to_string();
+        assert!(
+            error.contains("no row in common; the first difference is \"sweep cold")
+                && error.ends_with("(1 in t, 0 in t)"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -126,6 +126,31 @@ impl Row {
         share(self.prefill_tps * least_s, self.prefill_tokens as f64)
     }
 
+    /// The columns that are no counts, by name; what is empty is left out.
+    pub fn measures(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        [
+            ("prefill_tps", Some(self.prefill_tps)),
+            ("gen_tps", Some(self.gen_tps)),
+            ("gen_first_ms", Some(self.gen_first_ms)),
+            ("gen_steady_tps", Some(self.gen_steady_tps)),
+            ("cache_hit_rate", self.cache_hit_rate),
+            ("all_hit_layer_rate", self.all_hit_layer_rate),
+            ("read_bytes_per_token", self.read_bytes_per_token),
+            ("read_ms_p50", self.read_ms_p50),
+            ("read_ms_p99", self.read_ms_p99),
+            ("expert_wait_ms_per_token", self.expert_wait_ms_per_token),
+            ("row_wait_ms_per_token", self.row_wait_ms_per_token),
+            ("prefill_ms", Some(self.prefill_ms)),
+            ("prefill_drive_ms", Some(self.prefill_drive_ms)),
+            ("prefill_wait_ms", Some(self.prefill_wait_ms)),
+            ("gen_drive_ms", Some(self.gen_drive_ms)),
+            ("load1", self.load1),
+            ("drive_gb_per_s", self.drive_gb_per_s),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value?)))
+    }
+
     fn drive_bound_s(&self) -> Option<f64> {
         let bytes_per_s = self.drive_gb_per_s.filter(|_| self.prefill_read_bytes > 0)? * 1e9;
         Some(self.prefill_read_bytes as f64 / bytes_per_s)

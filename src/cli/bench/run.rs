@@ -40,7 +40,8 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let interrupt = Interrupt::listen().map_err(|e| CliError::failed(format!("cannot listen for signals: {e}")))?;
     // All budgets are planned before the first is measured, so that a bad one does not cost an hour.
     for one in &options {
-        prepare(&EngineOptions { probe: ProbeChoice::Off, ..one.clone() }).map_err(CliError::failed)?;
+        let planned = EngineOptions { probe: ProbeChoice::Off, ..one.clone() };
+        prepare(&planned).map_err(|error| with_own_flags(open::refusal(&error, one), args))?;
     }
     let identity = Identity::of(&options[0].model)
         .map_err(|e| CliError::failed(format!("cannot read {}: {e}", options[0].model.display())))?;
@@ -61,6 +62,13 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         ))),
         other => other.and(finished),
     }
+}
+
+/// A refusal of the planner, with the flags that this program has in place of those of `ds4`.
+fn with_own_flags(error: CliError, args: &RunArgs) -> CliError {
+    let text = error.to_string().replace("--ctx ", "--ctx-alloc ");
+    let budgets = if args.sweep.budgets.is_empty() { "--ssd-streaming-cache-experts" } else { "--budgets" };
+    CliError::failed(text.replace("--ssd-streaming-cache-experts", budgets))
 }
 
 fn rows_total(schedule: &Schedule, budgets: usize) -> usize {

@@ -1,4 +1,5 @@
-//! Reading CSV files of measurements back, ours and the known tool's. Owns what a file must have; never judges numbers.
+//! Reading CSV files of measurements back, ours and the known tool's. Owns what a file must have; never judges numbers, but for those that no
+//! run can give.
 //! Surprising fact: files of the known tool lack most columns, which then read as empty; only the first nine are required.
 
 use std::path::Path;
@@ -52,7 +53,13 @@ fn parse(text: &str) -> Result<Vec<Row>, String> {
             // Files may be joined with their headers.
             continue;
         }
-        rows.push(record.deserialize(Some(&header)).map_err(|e| format!("line {line}: {}", cell_error(&e)))?);
+        let row: Row = record.deserialize(Some(&header)).map_err(|e| format!("line {line}: {}", cell_error(&e)))?;
+        if let Some((name, value)) = row.measures().find(|(_, value)| !(value.is_finite() && *value >= 0.0)) {
+            return Err(format!(
+                "line {line}: {name} is {value}, which no run measures; correct the line or take it out"
+            ));
+        }
+        rows.push(row);
     }
     if rows.is_empty() {
         return Err("no rows; was the run stopped before the first one?".into());
@@ -93,6 +100,9 @@ mod tests {
             (&format!("{KNOWN}1,2,3\n"), "line 2 has 3 cells, the header 9"),
             (&format!("{KNOWN}1,2,x,4,5,6,7,8,9\n"), "line 2"),
             (&format!("{KNOWN}-1,2,3,4,5,6,7,8,9\n"), "line 2"),
+            (&format!("{KNOWN}1,2,nan,4,5,6,7,8,9\n"), "line 2: prefill_tps is NaN"),
+            (&format!("{KNOWN}1,2,3,4,-5,6,7,8,9\n"), "line 2: gen_tps is -5"),
+            (&format!("{KNOWN}1,2,3,4,5,6,7,inf,9\n"), "line 2: gen_steady_tps is inf"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(part), "{text:?}: {error}");

@@ -134,8 +134,9 @@ fn record(
 ) -> Result<Timings, CliError> {
     let tokenizer = engine.tokenizer();
     let format = PromptFormat::of(tokenizer, engine.prepared.config.arch()).map_err(CliError::failed)?;
-    let prompt = format.encode(tokenizer, &[Message::new(Role::User, text)], None).map_err(CliError::usage)?;
     let mut timeline = Timeline::new(engine.runner().map_err(CliError::failed)?);
+    let messages = [Message::new(Role::User, text)];
+    let prompt = format.encode(tokenizer, &messages, None, timeline.ctx()).map_err(CliError::usage)?;
     let file = TraceFile::begin(trace, engine)?;
     let mut watcher = RunWatcher::new(interrupt);
     let synced = timeline.sync(&prompt, Want::Last, &mut watcher).map_err(from_session)?;
