@@ -7,7 +7,7 @@ mod imatrix;
 mod inspect;
 mod synth;
 
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
