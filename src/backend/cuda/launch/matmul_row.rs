@@ -13,8 +13,8 @@ use crate::quant::QuantType;
 const ROWS: usize = 4;
 const EACH: usize = 16;
 const THREADS_MAX: usize = 320;
-/// Floats between the rows in shared memory, beyond their sums.
-const PAD: usize = 16;
+/// Places between the rows in shared memory, beyond their sums.
+const PAD: usize = 8;
 /// More outputs than this keep all multiprocessors busy in the kernels that read along a row.
 const OUTPUTS_MAX: usize = 5120;
 
@@ -29,9 +29,9 @@ pub(super) fn matmul_row(device: &Device, op: &Matmul<'_, '_, CudaBackend>, out:
     let (rows, cols) = (op.w.shape.rows, op.w.shape.cols);
     let turns = cols.div_ceil(THREADS_MAX * EACH);
     let threads = cols.div_ceil(turns * EACH).next_multiple_of(32);
-    // Sums of four products each, and a factor for each 32 columns of each row.
-    let shared = ROWS * (threads * EACH / 4 + PAD) + ROWS * (threads * EACH / 32);
-    let launch = Launch::new(device, "matmul_row_q8_0", [rows.div_ceil(ROWS), 1, 1], threads).shared(4 * shared);
+    // A sum and a factor, 4 bytes each, for each 32 columns of each row.
+    let shared = 8 * ROWS * (threads * EACH / 32 + PAD);
+    let launch = Launch::new(device, "matmul_row_q8_0", [rows.div_ceil(ROWS), 1, 1], threads).shared(shared);
     let launch = launch.pointer(op.w.at).buf(op.x, op.groups * cols).buf(out, rows);
     // SAFETY: the parameters of `matmul_row_q8_0`; the view says how large the matrix is, and a group has whole blocks of rows.
     unsafe { launch.int(rows).int(cols).int(op.groups).start() }
