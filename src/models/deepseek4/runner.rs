@@ -275,10 +275,10 @@ impl<B: Backend> Runner<B> {
         pass.start(&[token])?;
         for layer in 0..model.config.layers.len() {
             pass.attention_sublayer(layer)?;
-            pass.enter_ffn(layer, &[token])?;
+            let known = pass.enter_ffn(layer, &[token])?;
             // A next layer with a table has nothing to guess.
             let next = model.weights.layers.get(layer + 1).map(|next| &next.moe);
-            pass.moe(layer).row(&*self.experts, &mut self.host.grouping, next)?;
+            pass.moe(layer).row(&*self.experts, &mut self.host.grouping, known.as_deref(), next)?;
             pass.leave_ffn(layer)?;
         }
         if want != Want::None {

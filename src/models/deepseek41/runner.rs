@@ -355,7 +355,7 @@ impl<B: Backend> Runner<B> {
             pass.enter_ffn(layer)?;
             pass.moe(layer).route(None)?;
             let next = model.weights.layers.get(layer + 1).map(|next| &next.moe);
-            pass.moe(layer).row(&*self.experts, &mut self.host.grouping, next)?;
+            pass.moe(layer).row(&*self.experts, &mut self.host.grouping, None, next)?;
             pass.leave_ffn(layer)?;
         }
         if want != Want::None {
