@@ -231,7 +231,7 @@ __device__ __forceinline__ void unpack_q6_k(const Raw256 &r, int t, Part256 &p) 
 
 __device__ __forceinline__ u32 shared_word(const u32 *table, u32 at) { return *(const u32 *)((const u8 *)table + at); }
 
-__device__ __forceinline__ void unpack_iq2_xxs(const Raw256 &r, const Iq2Tables *tables, Part256 &p) {
+__device__ __forceinline__ void unpack_iq2_xxs(const Raw256 &r, const Iq2Tables *tables, u32 plus, Part256 &p) {
     u32 bank = threadIdx.x % 32 * 4;
 #pragma unroll
     for (int run = 0; run < 2; run++) {
@@ -243,20 +243,28 @@ __device__ __forceinline__ void unpack_iq2_xxs(const Raw256 &r, const Iq2Tables 
             u32 turn = (g == 0 ? signs << 7 : signs >> (7 * g - 7)) & 0x3f80;
             u32 digits = shared_word(tables->grid, entry | bank) | shared_word(tables->signs, turn | bank);
             int *codes = p.codes[2 * run + g / 2] + g % 2 * 2;
-            codes[0] = (int)prmt(IQ2_PLUS, IQ2_MINUS, digits);
-            codes[1] = (int)prmt(IQ2_PLUS, IQ2_MINUS, digits >> 16);
+            codes[0] = (int)prmt(plus, IQ2_MINUS, digits);
+            codes[1] = (int)prmt(plus, IQ2_MINUS, digits >> 16);
         }
         // 2 * scale + 1: the scale takes the upper four bits.
         p.scales[run] = (int)(signs >> 27 | 1);
     }
 }
 
-template <int T> __device__ __forceinline__ void unpack(const Raw256 &r, const Iq2Tables *tables, int t, Part256 &p) {
+// IQ2_PLUS in a register: a permutation takes one constant, and the compiler would copy the other one before each. No signs is no turn: it
+// adds a zero that only the kernel's author knows.
+template <int T> __device__ __forceinline__ u32 iq2_plus(const Iq2Tables *tables) {
+    if constexpr (T == IQ2_XXS) return IQ2_PLUS | tables->signs[threadIdx.x % 32];
+    return 0;
+}
+
+// `plus` is that of `iq2_plus`.
+template <int T> __device__ __forceinline__ void unpack(const Raw256 &r, const Iq2Tables *tables, u32 plus, int t, Part256 &p) {
     if constexpr (T == Q2_K) unpack_q2_k(r, t, p);
     if constexpr (T == Q3_K) unpack_q3_k(r, t, p);
     if constexpr (T == Q4_K) unpack_q4_k(r, t, p);
     if constexpr (T == Q6_K) unpack_q6_k(r, t, p);
-    if constexpr (T == IQ2_XXS) unpack_iq2_xxs(r, tables, p);
+    if constexpr (T == IQ2_XXS) unpack_iq2_xxs(r, tables, plus, p);
 }
 
 // Eight codes of a block of 32, values 8 * (t % 4) .. of it.

@@ -81,7 +81,7 @@ __device__ __forceinline__ void dot_256(
     Place place = place_of(w_rows, blocks, row);
     Planes planes = planes_of<T>(w, (size_t)w_rows * blocks, t);
     float lane[N] = {};
-    u32 slot = (u32)place.first, at[N];
+    u32 plus = iq2_plus<T>(tables), slot = (u32)place.first, at[N];
 #pragma unroll
     for (int n = 0; n < N; n++) at[n] = (u32)act[n] * blocks;
     Raw256 raw;
@@ -98,7 +98,7 @@ __device__ __forceinline__ void dot_256(
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             Part256 p;
-            unpack<T>(raw, tables, t, p);
+            unpack<T>(raw, tables, plus, t, p);
             if constexpr (T == Q4_K) factors = k == t ? raw.head.x : factors;
             // The next block is on its way while one is used; further ahead costs registers, and with them warps, that cover more.
             slot += place.step;
@@ -126,7 +126,7 @@ __device__ __forceinline__ void dot_256(
     for (int k = 0; b < blocks; b++, k++) {
         float2 both = factors_of<T>(fetch_factors<T>(planes, slot));
         Part256 p;
-        unpack<T>(raw, tables, t, p);
+        unpack<T>(raw, tables, plus, t, p);
         slot += place.step;
         if (b + 1 < blocks) fetch<T>(planes, slot, raw);
 #pragma unroll
