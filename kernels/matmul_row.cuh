@@ -34,15 +34,21 @@ __device__ __forceinline__ float round_half(const float v[EACH], int words[4]) {
     return !is_finite ? __uint_as_float(0x7fc00000u) : is_zero ? 0.0f : amax / 127.0f;
 }
 
-// w: [w_rows, cols]; x: [groups, cols]; out: [w_rows]. Rows of a block are of one group. Grid (w_rows / ROWS); whole warps of threads,
-// 16 values each. Shared: ROWS times a sum and its factor for each 32 columns of a turn and PAD more.
+// w: [w_rows, cols]; x: [groups, cols]; out: [w_rows]; of a second matrix on the same row likewise, or none. Rows of a block are of one
+// group. Grid (w_rows / ROWS + second_rows / ROWS); whole warps of threads, 16 values each. Shared: ROWS times a sum and its factor for each 32 columns of a turn and PAD more.
 extern "C" __global__ void __launch_bounds__(THREADS_MAX, 3) matmul_row_q8_0(
-    const u8 *w, const float *x, float *out, int w_rows, int cols, int groups
+    const u8 *w, const float *x, float *out, int w_rows, int cols, int groups, const u8 *second, float *second_out, int second_rows
 ) {
     extern __shared__ float4 dynamic[];
     int tid = threadIdx.x, turn = blockDim.x * EACH, stride = turn / 32 + PAD, is_odd = tid & 1;
     float2 *sums = (float2 *)dynamic;
-    int first = blockIdx.x * ROWS, blocks = cols / 32;
+    int blocks = cols / 32, first = blockIdx.x * ROWS, others = (w_rows + ROWS - 1) / ROWS * ROWS;
+    if (first >= others) {
+        first -= others;
+        w = second;
+        out = second_out;
+        w_rows = second_rows;
+    }
     const float *act = x + (size_t)(first / (w_rows / groups)) * cols;
     const u8 *tails = w + (size_t)w_rows * cols;
     float lane = 0.0f;

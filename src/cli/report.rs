@@ -177,7 +177,10 @@ mod tests {
             upload_gb_per_s: 48.5,
         };
         let [done, tiers] = graphics(&gpu, 10, 15);
-        assert!(done.starts_with("card: 7 expert slots (7.00 MiB), 60 hits, 40 misses, 33 evictions, 3.00 GiB"), "{done}");
+        assert!(
+            done.starts_with("card: 7 expert slots (7.00 MiB), 60 hits, 40 misses, 33 evictions, 3.00 GiB"),
+            "{done}"
+        );
         assert!(done.ends_with("at 48.5 GB/s, 100 launches and 5 waits a token"), "{done}");
         assert_eq!(
             tiers,
