@@ -301,6 +301,17 @@ impl Directory {
         }
     }
 
+    /// Slots of `class` that hold nothing worth keeping: empty ones, and those of experts that neither decode was the last to use nor
+    /// the last `favour` of their layer named.
+    pub fn slots_to_spare(&self, class: usize) -> usize {
+        let in_class = self.layers.iter().flatten().filter(|l| l.class == class);
+        let worth = in_class.map(|layer| {
+            let seats = &self.seats[layer.base..layer.base + usize::from(layer.experts)];
+            seats.iter().filter(|seat| seat.is_present && (seat.is_of_decode || seat.is_favoured)).count()
+        });
+        self.classes[class].slots.saturating_sub(worth.sum())
+    }
+
     /// Adds `keys` without a use, most wanted first: the last of them are the first to leave. All must be absent, known and
     /// fit into free slots.
     pub fn preload(&mut self, keys: &[ExpertKey]) {

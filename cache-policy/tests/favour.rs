@@ -115,3 +115,17 @@ fn what_the_model_lacks_is_passed_over() {
     d.favour(LayerIdx(1), &ids(30..40));
     assert_eq!(present(&d, 1), (0..10).collect::<Vec<_>>());
 }
+
+#[test]
+fn slots_to_spare_hold_neither_decodes_nor_favourites() {
+    for (policy, _) in policies::KNOWN {
+        let mut d = directory(policy);
+        assert_eq!(d.slots_to_spare(0), SLOTS, "{policy}: an empty cache is all to spare");
+        d.favour(LayerIdx(0), &ids(0..3));
+        ask(&mut d, Phase::Prefill, 0, &ids(0..8));
+        assert_eq!(d.slots_to_spare(0), SLOTS - 3, "{policy}: what passes is to spare, favourites are not");
+        d.favour(LayerIdx(0), &[]);
+        assert_eq!(d.slots_to_spare(0), SLOTS, "{policy}: the next sweep has named others");
+        assert_eq!(warm(policy).slots_to_spare(0), 0, "{policy}: decode has used all");
+    }
+}

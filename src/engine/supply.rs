@@ -74,10 +74,10 @@ impl ExpertSupply<CpuBackend> for StreamedExperts {
         self.cache.lease_max()
     }
 
-    /// An eighth of the slots: what a prompt's experts take at a time, decode lacks afterwards.
+    /// An eighth of the slots, since what a prompt's experts take at a time decode lacks afterwards; or all that hold nothing worth keeping.
     fn sweep_max(&self) -> usize {
         let slots = self.cache.lease_max();
-        slots.min((slots / 8).max(SWEEP_EXPERTS_MIN))
+        slots.min((slots / 8).max(self.cache.slots_to_spare()).max(SWEEP_EXPERTS_MIN))
     }
 
     fn favour(&self, layer: LayerIdx, ids: &[ExpertIdx]) {

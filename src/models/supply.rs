@@ -35,7 +35,8 @@ pub trait ExpertSupply<B: Backend>: Send + Sync {
     /// Most distinct experts that leases held at the same time may hold together (at least the router's top-k).
     fn lease_max(&self) -> usize;
 
-    /// Most experts that a sweep over many rows holds at a time, so that it leaves the others in place.
+    /// Most experts that a sweep over many rows holds at a time now, so that it leaves those in place that are worth keeping. Takes a look
+    /// at every expert: asked once a layer.
     fn sweep_max(&self) -> usize {
         self.lease_max()
     }

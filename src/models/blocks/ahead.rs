@@ -23,6 +23,8 @@ pub struct Ahead<'a, B: Backend> {
     layer: LayerIdx,
     held: VecDeque<Group<'a, B>>,
     held_experts: usize,
+    /// Most experts to hold at a time.
+    most: usize,
     /// By expert: whether it is held.
     is_asked: Vec<bool>,
 }
@@ -31,13 +33,13 @@ impl<'a, B: Backend> Ahead<'a, B> {
     /// Nothing asked for yet, of a layer with `experts`.
     pub fn new(supply: &'a dyn ExpertSupply<B>, layer: usize, experts: usize) -> Self {
         let (held, is_asked) = (VecDeque::new(), vec![false; experts]);
-        Self { supply, layer: LayerIdx(layer as u16), held, held_experts: 0, is_asked }
+        Self { supply, layer: LayerIdx(layer as u16), held, held_experts: 0, most: supply.sweep_max(), is_asked }
     }
 
     /// Asks for the first of `active` (by rising id) while the other rows choose theirs. Takes half of what may be held at most, so that
     /// experts in front of them still find room.
     pub fn ask_early(&mut self, active: &[ExpertIdx]) -> Result<(), SupplyError> {
-        let room = (self.supply.sweep_max() / 2).saturating_sub(self.held_experts);
+        let room = (self.most / 2).saturating_sub(self.held_experts);
         let unasked = active.iter().filter(|id| !self.is_asked[id.0 as usize]).copied();
         let wanted: Vec<ExpertIdx> = unasked.take(room).collect();
         for ids in wanted.chunks(self.group_len()) {
@@ -46,21 +48,25 @@ impl<'a, B: Backend> Ahead<'a, B> {
         Ok(())
     }
 
-    /// Before anybody has chosen: asks for the experts that lie first in the file, as far as `before`, the layer in front, leaves room
-    /// (it has asked for all of its own). Takes half of what may be held at most.
-    pub fn ask_unseen(&mut self, before: &Ahead<'_, B>) -> Result<(), SupplyError> {
-        let most = self.supply.sweep_max();
-        let room = (most / 2).min(most.saturating_sub(before.held_experts)).saturating_sub(self.held_experts);
+    /// Before anybody has chosen: asks for the experts that lie first in the file, as far as the layer in front, which has asked for all
+    /// of its own, leaves room beside its `held`. Takes half of what may be held at most.
+    pub fn ask_unseen(&mut self, held: usize) -> Result<(), SupplyError> {
         let count = self.group_len();
-        // Whole groups only: few large requests keep the drive busier than many small ones.
-        if room >= count {
+        loop {
+            let room = (self.most / 2).min(self.most.saturating_sub(held)).saturating_sub(self.held_experts);
             let unasked = (0..self.is_asked.len()).filter(|id| !self.is_asked[*id]);
             let ids: Vec<ExpertIdx> = unasked.take(count).map(|id| ExpertIdx(id as u16)).collect();
-            if !ids.is_empty() {
-                self.ask(&ids)?;
+            // Whole groups only: few large requests keep the drive busier than many small ones.
+            if room < count || ids.is_empty() {
+                return Ok(());
             }
+            self.ask(&ids)?;
         }
-        Ok(())
+    }
+
+    /// Experts that are held now.
+    pub fn held(&self) -> usize {
+        self.held_experts
     }
 
     /// The rows have chosen `active` (by rising id): what was asked for in vain is not waited for.
@@ -79,7 +85,7 @@ impl<'a, B: Backend> Ahead<'a, B> {
     /// Makes sure that `active[at]` is asked for, and asks for as many of those behind it as there is room for. `active` is by rising id.
     pub fn ask_from(&mut self, active: &[ExpertIdx], at: usize) -> Result<(), SupplyError> {
         loop {
-            let room = self.supply.sweep_max().saturating_sub(self.held_experts);
+            let room = self.most.saturating_sub(self.held_experts);
             let unasked = active[at..].iter().filter(|id| !self.is_asked[id.0 as usize]).copied();
             let wanted: Vec<ExpertIdx> = unasked.take(room + 1).collect();
             // All in one go where they fit; else whole groups, so that reads keep their depth.
@@ -98,7 +104,7 @@ impl<'a, B: Backend> Ahead<'a, B> {
     /// Experts of one request when not all fit at once: a quarter of what may be held, so that three quarters are read or waited for
     /// while one is computed.
     fn group_len(&self) -> usize {
-        (self.supply.sweep_max() / 4).max(1)
+        (self.most / 4).max(1)
     }
 
     fn ask(&mut self, ids: &[ExpertIdx]) -> Result<(), SupplyError> {

@@ -62,6 +62,11 @@ impl<B: Backend, L: Layers<B>> Sweep<'_, B, L> {
             self.layers.start(piece)?;
         }
         let mut ahead = Ahead::new(self.experts, 0, self.sizes.experts);
+        if self.wants_all_experts(0) {
+            // Before the first favourites are named a request would count as a use, and nothing that nobody has chosen yet is one.
+            self.experts.favour(LayerIdx(0), &[]);
+            ahead.ask_unseen(0)?;
+        }
         for layer in 0..self.layer_count {
             self.attention(layer, &mut ahead)?;
             let mut next = Ahead::new(self.experts, layer + 1, self.sizes.experts);
@@ -149,7 +154,7 @@ impl<B: Backend, L: Layers<B>> Sweep<'_, B, L> {
                 self.tell((layer, 1), done, grouping.active.len())?;
                 ahead.ask_from(&grouping.active, done)?;
                 if reads_next && ahead.has_asked(&grouping.active[done..]) {
-                    next.ask_unseen(&ahead)?;
+                    next.ask_unseen(ahead.held())?;
                 }
                 ahead.with(*expert, |mats| self.expert(layer, *expert, mats, &grouping))?;
             }

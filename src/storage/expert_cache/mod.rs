@@ -247,6 +247,11 @@ impl ExpertCache {
         self.shared.table.lock().favour(layer, ids);
     }
 
+    /// Fewest slots of a class that hold nothing worth keeping: a sweep may take them without anybody's loss.
+    pub fn slots_to_spare(&self) -> usize {
+        self.shared.table.lock().slots_to_spare()
+    }
+
     /// Hands a batch to the reader. From here on every read ends at the guard, one way or another.
     fn submit(&self, batch: Batch) {
         let guard = FillGuard::new(Arc::clone(&self.shared), &batch);

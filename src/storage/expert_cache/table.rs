@@ -260,6 +260,11 @@ impl Table {
         self.classes.iter().map(|c| c.total).min().unwrap_or(0)
     }
 
+    /// As `Directory::slots_to_spare`, of the class that has fewest.
+    pub fn slots_to_spare(&self) -> usize {
+        (0..self.classes.len()).map(|class| self.directory.slots_to_spare(class)).min().unwrap_or(0)
+    }
+
     pub fn all_keys(&self) -> Vec<ExpertKey> {
         let of_layer = |l: &Layer| {
             let layer = l.experts.layer;
