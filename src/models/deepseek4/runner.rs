@@ -9,6 +9,7 @@ use super::kv::{KvState, kv_bytes};
 use super::matrix_inputs::{matrix_inputs, products};
 use super::pass::{Ctx, Pass};
 use super::sweep::SweepRows;
+use super::token_experts::TokenExperts;
 use super::weights::{Weights, tensor_specs};
 use super::workspace::{Carry, CarrySizes, Sizes, Workspace};
 use crate::backend::Backend;
@@ -137,7 +138,10 @@ impl Host {
 
     fn bytes_for(config: &Config, options: &RunnerOptions) -> u64 {
         let grouping = Grouping::bytes_for(options.sweep_rows(), config.experts, config.experts_per_token);
-        4 * config.vocab as u64 + grouping
+        // The model's tables belong to all sequences; there is one in most runs.
+        let tables = config.layers.iter().filter(|layer| layer.is_hashed).count() as u64;
+        let table = TokenExperts::bytes_for(config.vocab, config.experts_per_token);
+        4 * config.vocab as u64 + grouping + tables * table
     }
 }
 
