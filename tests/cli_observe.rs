@@ -63,6 +63,58 @@ fn snapshots_need_a_file_that_can_be_made() {
     }
 }
 
+/// The drawn stretches of `--trace-file`, by row: name, microseconds, arguments.
+fn drawn(path: &Path) -> std::collections::HashMap<String, Vec<(String, f64, serde_json::Value)>> {
+    let file = json(path);
+    let events = file["traceEvents"].as_array().unwrap();
+    let named = |e: &&serde_json::Value| e["name"] == "thread_name";
+    let names: std::collections::HashMap<u64, &str> = events
+        .iter()
+        .filter(named)
+        .map(|e| (e["tid"].as_u64().unwrap(), e["args"]["name"].as_str().unwrap().split(' ').next().unwrap()))
+        .collect();
+    let mut rows = std::collections::HashMap::<_, Vec<_>>::new();
+    for event in events.iter().filter(|e| e["ph"] == "X") {
+        let row = names[&event["tid"].as_u64().unwrap()].to_string();
+        let took = event["dur"].as_f64().unwrap();
+        rows.entry(row).or_default().push((event["name"].as_str().unwrap().into(), took, event["args"].clone()));
+    }
+    rows
+}
+
+#[test]
+fn the_drawn_run_agrees_with_the_counters() {
+    let folder = scratch("drawn");
+    let (file, stats) = (folder.join("run.json"), folder.join("stats.json"));
+    let args = ["-p", "hello there", "-n", "12", "--ssd-streaming", "--ssd-streaming-cache-experts", "14"];
+    let mut command = command();
+    command.arg("-m").arg(b()).args(args).arg("--stats-json").arg(&stats).arg("--trace-file").arg(&file);
+    finish(&mut command).ok();
+    let (rows, stats) = (drawn(&file), json(&stats));
+    let count = |row: &str, name: &str| rows[row].iter().filter(|r| r.0 == name).count() as u64;
+    assert_eq!((count("passes", "prefill"), count("passes", "token")), (1, 11));
+    // Five layers, each in two halves, in one sweep and eleven steps.
+    assert_eq!((count("layers", "attention"), count("layers", "experts")), (60, 60));
+    assert_eq!(rows["reads"].len() as u64, stats["reads"]["pieces"].as_u64().unwrap());
+    let bytes: u64 = rows["reads"].iter().filter_map(|r| r.2["bytes"].as_u64()).sum();
+    assert!(bytes <= stats["reads"]["device_bytes"].as_u64().unwrap() && bytes > 0);
+    let whole: f64 = rows["passes"].iter().map(|r| r.1).sum();
+    let halves: f64 = rows["layers"].iter().map(|r| r.1).sum();
+    assert!(halves <= whole && halves > 0.0, "{halves} us of {whole}");
+    assert_eq!(names_in(&folder), ["run.json", "stats.json"], "nothing else is left behind");
+}
+
+#[test]
+fn a_drawing_needs_a_file_that_can_be_made_and_outlives_a_failure() {
+    for path in ["/nonexistent/run.json", "/tmp"] {
+        ds4_b(&["-p", "x", "-n", "1", "--trace-file", path]).failed(1, &["--trace-file", path]);
+    }
+    let file = scratch("drawn-failed").join("run.json");
+    let ran = ds4_b(&["-p", "x", "-n", "1", "--ctx", "1", "--trace-file", file.to_str().unwrap()]);
+    assert_ne!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(json(&file)["traceEvents"].is_array());
+}
+
 /// Everything in a trace: header, and events with tokens as (session, position, id, phase of the first route after it).
 struct Trace {
     header: TraceHeader,

@@ -25,8 +25,8 @@ fn a_drive_is_measured_once_and_remembered() {
 
     let begun = Instant::now();
     let first = ask(&path, ProbeChoice::Auto).unwrap();
-    // Threads start and memory is touched besides; a busy machine doubles it.
-    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    // A second on a machine of one's own; threads start and memory is touched besides, and a busy machine takes some times as long.
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
     assert_eq!((first.source, &first.notice), (Source::Measured, &None));
     let rates = &first.rates;
     assert!(rates.bulk_points.contains(&rates.bulk) && rates.row_points.contains(&rates.rows), "{rates:?}");

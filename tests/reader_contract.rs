@@ -491,11 +491,15 @@ fn reads_overlap_up_to_the_depth() {
     let delay = Duration::from_millis(20);
     let fake = FakeReader::new(image(), FakeOptions { delay, depth: 32, ..FakeOptions::default() });
     let gather = Gather::new();
-    let begun = Instant::now();
-    fake.submit((0..64).map(|i| request(&*fake, i * 600, 264, i)).collect(), gather.clone());
-    (0..64).for_each(|_| drop(gather.next().1.unwrap()));
-    let took = begun.elapsed();
-    assert!(took >= 2 * delay && took < 10 * delay, "two waves of 32, not 64 delays: {took:?}");
+    let wave = || {
+        let begun = Instant::now();
+        fake.submit((0..64).map(|i| request(&*fake, i * 600, 264, i)).collect(), gather.clone());
+        (0..64).for_each(|_| drop(gather.next().1.unwrap()));
+        begun.elapsed()
+    };
+    // The best of some, since other programs take the processors away.
+    let best = (0..20).map(|_| wave()).find(|took| *took < 10 * delay).unwrap_or_else(wave);
+    assert!(best >= 2 * delay && best < 10 * delay, "two waves of 32, not 64 delays: {best:?}");
 }
 
 #[test]

@@ -20,6 +20,7 @@ pub mod report;
 pub mod run;
 pub mod session_file;
 pub mod snapshot_file;
+pub mod span_file;
 pub mod tasks;
 pub mod trace_file;
 pub mod watch;
@@ -29,6 +30,14 @@ use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use args::Cli;
+use span_file::SpanFile;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::obs::spans::TARGET;
 
 /// What the program ends with.
 #[derive(Debug, thiserror::Error)]
@@ -67,10 +76,8 @@ impl CliError {
 /// Runs `ds4`.
 pub fn main() -> ExitCode {
     crate::sys::return_freed_memory();
-    let warnings = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN);
-    warnings.without_time().with_target(false).init();
     let result = match Cli::from_process_args() {
-        Ok(cli) => run::run(&cli),
+        Ok(cli) => listened(&cli),
         Err(error) => args::refuse(&error),
     };
     match result {
@@ -81,4 +88,20 @@ pub fn main() -> ExitCode {
             ExitCode::from(if matches!(error, CliError::Usage(_)) { 2 } else { 1 })
         }
     }
+}
+
+/// Runs `ds4` with warnings on stderr, and with `--trace-file` if it is asked for: what it has seen of a run that failed is kept, too.
+fn listened(cli: &Cli) -> Result<(), CliError> {
+    let warnings = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).without_time().with_target(false);
+    let warnings = warnings.with_filter(LevelFilter::WARN);
+    let Some(path) = &cli.diagnosis.trace_file else {
+        tracing_subscriber::registry().with(warnings).init();
+        return run::run(cli);
+    };
+    let spans = SpanFile::begin(path)?;
+    let listens = Targets::new().with_target(TARGET, LevelFilter::TRACE);
+    tracing_subscriber::registry().with(warnings).with(spans.clone().with_filter(listens)).init();
+    let result = run::run(cli);
+    let finished = spans.finish(path);
+    result.and(finished)
 }

@@ -12,6 +12,7 @@ use crate::models::probe::Probe;
 use crate::models::state::{StateError, StatePart, StateSink, StateSource};
 use crate::models::supply::SupplyError;
 use crate::models::{LogitSink, ModelError, ModelRunner, Progress, RunnerBytes, Want};
+use crate::obs::spans::{self, Detail, Row};
 use crate::storage::reader::{FileChange, Reader};
 use crate::units::TokenId;
 
@@ -137,7 +138,12 @@ impl ModelRunner for CheckedRunner {
         let session = self.session();
         self.foresee(tokens);
         self.routes.begin_pass(session, before, tokens);
+        let begun = spans::begin();
         let result = self.inner.forward_watched(tokens, want, sink, probe, progress);
+        if let Some(begun) = begun {
+            let what = if tokens.len() == 1 { "token" } else { "prefill" };
+            spans::end(Row::Passes, what, begun, Detail { rows: tokens.len() as u64, ..Detail::default() });
+        }
         self.routes.end_pass(result.is_ok());
         self.passes.count(tokens.len(), self.inner.len() - before);
         if let (Some(lookahead), true, true) = (&self.lookahead, result.is_ok(), tokens.len() > 1) {

@@ -4,6 +4,7 @@
 pub mod counters;
 pub mod latency;
 pub mod snapshot;
+pub mod spans;
 pub mod stall;
 
 pub use counters::{Counter, ReadCounters, ReadSnapshot, RowCounters, RowSnapshot, VerifyCounters, VerifySnapshot};

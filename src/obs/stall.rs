@@ -4,6 +4,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::obs::spans::{self, Detail, Row};
+
 /// A wait of this length is worth a word: two hundred times the slowest ordinary read, and less than a drive's own timeout.
 pub const STALL: Duration = Duration::from_secs(2);
 
@@ -38,6 +40,7 @@ impl Patience {
 
     /// The wait is over; says so where a notice was given. Returns how long it was.
     pub fn end(self) -> Duration {
+        spans::end(Row::Waits, self.what, self.since, Detail::default());
         let waited = self.since.elapsed();
         if self.told {
             tracing::warn!("the drive answered after {:.1} s", waited.as_secs_f64());

@@ -10,6 +10,7 @@ use super::suffix::{Piece, PieceKind, Suffix};
 use crate::backend::{Backend, BackendError};
 use crate::models::supply::{ExpertMats, ExpertSupply};
 use crate::models::{LogitSink, ModelError, Progress};
+use crate::obs::spans;
 use crate::units::{ExpertIdx, LayerIdx};
 
 /// What a sweep asks of an architecture. Buffers of a pass hold one piece at a time.
@@ -68,10 +69,14 @@ impl<B: Backend, L: Layers<B>> Sweep<'_, B, L> {
             ahead.ask_unseen(0)?;
         }
         for layer in 0..self.layer_count {
+            let begun = spans::begin();
             self.attention(layer, &mut ahead)?;
+            spans::end_half("attention", layer, self.rows, begun);
+            let begun = spans::begin();
             let mut next = Ahead::new(self.experts, layer + 1, self.sizes.experts);
             self.routed_experts(layer, ahead, &mut next)?;
             self.leave(layer)?;
+            spans::end_half("experts", layer, self.rows, begun);
             ahead = next;
         }
         Ok(())

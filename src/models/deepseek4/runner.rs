@@ -8,6 +8,7 @@ use super::config::{ARCH, Config};
 use super::kv::{KvState, kv_bytes};
 use super::matrix_inputs::{matrix_inputs, products};
 use super::pass::{Ctx, Pass};
+use super::snapshot;
 use super::sweep::SweepRows;
 use super::token_experts::TokenExperts;
 use super::weights::{Weights, tensor_specs};
@@ -19,12 +20,14 @@ use crate::models::blocks::suffix::Suffix;
 use crate::models::blocks::sweep::Sweep;
 use crate::models::metadata::MetadataView;
 use crate::models::probe::{MatrixInput, Probe};
+use crate::models::state::{StateError, StatePart, StateSink, StateSource};
 use crate::models::supply::{ExpertSupply, RowSupply};
 use crate::models::weights::{TensorSpec, WeightSource};
 use crate::models::{
     LogitSink, Model, ModelConfig, ModelError, ModelRunner, PassCounters, Product, Progress, RunnerBytes,
     RunnerOptions, SweepCounts, Want,
 };
+use crate::obs::spans;
 use crate::units::{ExpertKey, TokenId};
 
 impl ModelConfig for Config {
@@ -53,6 +56,10 @@ impl ModelConfig for Config {
         let carry = CarrySizes::new(self, options).bytes() + experts.bytes();
         let scratch = Sizes::new(self, options).bytes() + carry + Host::bytes_for(self, options);
         RunnerBytes { kv: kv_bytes(self, options), scratch }
+    }
+
+    fn frontier_bytes(&self) -> u64 {
+        snapshot::frontier_bytes(self)
     }
 
     fn products(&self, options: &RunnerOptions) -> Vec<Product> {
@@ -278,12 +285,16 @@ impl<B: Backend> Runner<B> {
         let mut pass = Pass { ctx, state: &mut self.state, work: &mut self.work, probe };
         pass.start(&[token])?;
         for layer in 0..model.config.layers.len() {
+            let begun = spans::begin();
             pass.attention_sublayer(layer)?;
             let known = pass.enter_ffn(layer, &[token])?;
+            spans::end_half("attention", layer, 1, begun);
+            let begun = spans::begin();
             // A next layer with a table has nothing to guess.
             let next = model.weights.layers.get(layer + 1).map(|next| &next.moe);
             pass.moe(layer).row(&*self.experts, &mut self.host.grouping, known.as_deref(), next)?;
             pass.leave_ffn(layer)?;
+            spans::end_half("experts", layer, 1, begun);
         }
         if want != Want::None {
             pass.head(0..1, &mut self.host.logits, sink)?;
@@ -350,6 +361,25 @@ impl<B: Backend> ModelRunner for Runner<B> {
         }
         self.reset();
         0
+    }
+
+    fn save_state(&mut self, part: StatePart, sink: &mut dyn StateSink) -> Result<(), StateError> {
+        self.state.save_to(part, &self.model.config, &*self.model.backend, sink)
+    }
+
+    fn load_state(
+        &mut self,
+        part: StatePart,
+        kept: &[TokenId],
+        source: &mut dyn StateSource,
+    ) -> Result<(), StateError> {
+        self.announced = None;
+        let (model, ctx) = (&self.model, self.options.ctx);
+        let loaded = self.state.load_from((part, kept.len(), ctx), &model.config, &*model.backend, source);
+        if loaded.is_err() {
+            self.state.reset();
+        }
+        loaded
     }
 
     /// Spec 2.6: the experts of hash-routed layers are known with the token. More than one token's may not fit the cache beside each other,

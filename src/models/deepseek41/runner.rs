@@ -28,6 +28,7 @@ use crate::models::{
     LogitSink, Model, ModelConfig, ModelError, ModelRunner, PassCounters, Product, Progress, RunnerBytes,
     RunnerOptions, SweepCounts, Want,
 };
+use crate::obs::spans;
 use crate::units::TokenId;
 
 impl ModelConfig for Config {
@@ -348,15 +349,19 @@ impl<B: Backend> Runner<B> {
         let mut pass = Pass { ctx, state: &mut self.state, work: &mut self.work, probe };
         pass.start(&[token])?;
         for layer in 0..config.layers.len() {
+            let begun = spans::begin();
             if let (Some(table), Some(under_way)) = (config.layers[layer].table, &mut rows) {
                 wait_and_add(&mut pass, (layer, table), under_way, &mut self.host)?;
             }
             pass.attention_sublayer(layer)?;
             pass.enter_ffn(layer)?;
             pass.moe(layer).route(None)?;
+            spans::end_half("attention", layer, 1, begun);
+            let begun = spans::begin();
             let next = model.weights.layers.get(layer + 1).map(|next| &next.moe);
             pass.moe(layer).row(&*self.experts, &mut self.host.grouping, None, next)?;
             pass.leave_ffn(layer)?;
+            spans::end_half("experts", layer, 1, begun);
         }
         if want != Want::None {
             pass.head(0..1, &mut self.host.logits, sink)?;

@@ -12,11 +12,12 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::obs::ReadCounters;
+use crate::obs::spans::{self, Detail, Row};
 use crate::storage::layout::Extent;
 use crate::storage::reader::align::{Alignment, DestRegion};
 use crate::storage::reader::piece::{BatchId, Op, OpEnd, Piece, Queued};
 use crate::storage::reader::request::{
-    CLASSES, FileChange, Landed, Lane, ReadAt, ReadClass, ReadError, ReadRequest, ReadSink,
+    CLASSES, FileChange, Landed, Lane, ReadAt, ReadClass, ReadError, ReadLabel, ReadRequest, ReadSink,
 };
 
 /// EINTR or EAGAIN in a row on one piece after which it counts as failed: far beyond any signal storm.
@@ -366,6 +367,7 @@ impl Pool {
                 let landed = piece.resume_at() + bytes;
                 if landed >= piece.needed() {
                     self.counters.latency.record(piece.begun.elapsed());
+                    draw(&piece);
                     self.end_piece(piece, None);
                     None
                 } else if landed > piece.landed {
@@ -561,5 +563,20 @@ pub(super) struct WorkerGuard(pub(super) Arc<Pool>);
 impl Drop for WorkerGuard {
     fn drop(&mut self) {
         self.0.worker_left();
+    }
+}
+
+/// Shows a read that ended well to whoever draws.
+fn draw(piece: &Piece) {
+    if spans::is_wanted() {
+        let bytes = piece.bytes as u64;
+        let (what, detail) = match &piece.op.label {
+            ReadLabel::Expert { key, .. } => {
+                ("expert", Detail { layer: Some(key.layer.0), expert: Some(key.expert.0), bytes, rows: 0 })
+            }
+            ReadLabel::Row { layer, .. } => ("row", Detail { layer: Some(layer.0), bytes, ..Detail::default() }),
+            ReadLabel::Tensor(_) => ("tensor", Detail { bytes, ..Detail::default() }),
+        };
+        spans::end(Row::Reads, what, piece.begun, detail);
     }
 }
