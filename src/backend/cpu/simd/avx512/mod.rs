@@ -9,6 +9,7 @@
 mod block256;
 mod block32;
 mod float;
+pub(super) mod rows;
 
 use super::{Tile, bytes_at, part};
 use crate::backend::cpu::matmul::activations::{self, Block256, Floats, Step32};
