@@ -126,7 +126,6 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
     let file = GgufFile::open(&options.model)?;
     let inside = |error: EngineError| error.inside(&options.model);
     let config = models::config(&FileMetadata(file.metadata())).map_err(|e| inside(e.into()))?;
-    let chosen = device::settle(chosen, config.gpu_refusal(), options)?;
     let layout = Layout::from_gguf(&file).map_err(|e| inside(e.into()))?;
     let tokenizer = read_tokenizer(&file).map_err(inside)?;
     let mut notices = Vec::new();

@@ -43,10 +43,6 @@ impl ModelConfig for Config {
         (self.layers.len(), self.experts, self.experts_per_token)
     }
 
-    fn gpu_refusal(&self) -> Option<&'static str> {
-        Some("deepseek4 models have not been compared with the processor on a GPU yet")
-    }
-
     fn rows_per_token(&self) -> usize {
         0
     }
