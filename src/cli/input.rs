@@ -1,7 +1,7 @@
 //! What the user wants said: prompt text, files, token lists, and which model file is meant.
 //! Reads small files only. Surprising fact: an empty prompt is refused rather than sent, since every model answers it with noise.
 
-use std::io::{BufRead, ErrorKind, Read};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::cli::CliError;
@@ -12,8 +12,8 @@ use crate::units::TokenId;
 const DEFAULT_MODEL: &str = "ds4flash.gguf";
 /// The small model that comes with the sources.
 const BUNDLED_MODEL: &str = "models/ds41-mini.gguf";
-/// Longest prompt file: far above any context.
-const TEXT_BYTES_MAX: u64 = 64 << 20;
+/// Longest prompt file or typed message: far above any context.
+pub const TEXT_BYTES_MAX: u64 = 64 << 20;
 
 /// The model file to run, and a line about it when the user did not name one.
 ///
@@ -81,28 +81,6 @@ pub fn prompt(cli: &Cli) -> Result<Option<Prompt>, CliError> {
     Ok(Some(prompt))
 }
 
-/// The next line of a text that comes through a pipe, without its end: what [`text_file`] is for files. `None` at the end.
-///
-/// # Errors
-/// `InvalidData` for a line that is not UTF-8, which is consumed; `FileTooLarge` for one that is longer than any prompt, after which
-/// nothing more can be read.
-pub fn piped_line(from: &mut impl BufRead) -> std::io::Result<Option<String>> {
-    line_up_to(from, TEXT_BYTES_MAX)
-}
-
-fn line_up_to(from: &mut impl BufRead, bytes_max: u64) -> std::io::Result<Option<String>> {
-    let mut bytes = Vec::new();
-    if from.take(bytes_max + 1).read_until(b'\n', &mut bytes)? == 0 {
-        return Ok(None);
-    }
-    if bytes.len() as u64 > bytes_max {
-        let why = format!("a line has more than {bytes_max} bytes; split it, or send a shorter file with /read");
-        return Err(std::io::Error::new(ErrorKind::FileTooLarge, why));
-    }
-    let text = String::from_utf8(bytes).map_err(|e| std::io::Error::new(ErrorKind::InvalidData, e))?;
-    Ok(Some(text.trim_end_matches(['\n', '\r']).to_owned()))
-}
-
 /// A UTF-8 text file.
 ///
 /// # Errors
@@ -129,24 +107,4 @@ fn tokens_file(path: &Path) -> Result<Vec<TokenId>, CliError> {
     let text = text_file(path)?;
     serde_json::from_str(&text)
         .map_err(|e| CliError::failed(format!("{} is not a JSON array of token ids: {e}", path.display())))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn piped_lines_have_a_bound() {
-        let mut pipe = &b"one\r\n\n\xff\nlast"[..];
-        assert_eq!(line_up_to(&mut pipe, 8).unwrap().as_deref(), Some("one"));
-        assert_eq!(line_up_to(&mut pipe, 8).unwrap().as_deref(), Some(""));
-        assert_eq!(line_up_to(&mut pipe, 8).unwrap_err().kind(), ErrorKind::InvalidData);
-        assert_eq!(line_up_to(&mut pipe, 8).unwrap().as_deref(), Some("last"));
-        assert_eq!(line_up_to(&mut pipe, 8).unwrap(), None);
-        assert_eq!(line_up_to(&mut &b"1234567\n"[..], 8).unwrap().as_deref(), Some("1234567"));
-        assert_eq!(line_up_to(&mut &b"123456789"[..], 8).unwrap_err().kind(), ErrorKind::FileTooLarge);
-        // Whatever never ends is given up after the bound.
-        let mut endless = std::io::BufReader::new(std::io::repeat(b'a'));
-        assert_eq!(piped_line(&mut endless).unwrap_err().kind(), ErrorKind::FileTooLarge);
-    }
 }

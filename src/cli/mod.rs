@@ -13,6 +13,7 @@ pub mod logits_file;
 pub mod logprobs_file;
 pub mod open;
 pub mod output;
+pub mod piped_lines;
 pub mod progress;
 pub mod repl;
 pub mod repl_command;

@@ -11,6 +11,7 @@ use rustyline::{Config, DefaultEditor};
 use crate::cli::args::Cli;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::{self, note};
+use crate::cli::piped_lines::PipedLines;
 use crate::cli::repl_command::{self, COMMANDS, Line};
 use crate::cli::run::{answer_message, from_generate, from_session, write_stats};
 use crate::cli::session_file::{self, Talk};
@@ -62,15 +63,16 @@ pub fn run(
     let recording = trace.map(|path| TraceFile::begin(path, engine)).transpose()?;
     let mut repl = Repl::new(cli, engine, sampler, interrupt)?;
     saved.map_or(Ok(()), |saved| repl.restore(saved))?;
+    let mut piped = piped()?;
     note("type a message, or /help");
-    let mut unreadable = 0;
+    let (mut unreadable, mut lost) = (0, None);
     loop {
         interrupt.end_at_once(true);
         // One that came while a line was being handled; from here on it would end the process by itself.
         if interrupt.is_terminated() {
             break;
         }
-        let line = next_line(&mut editor);
+        let line = next_line(&mut editor, piped.as_mut(), interrupt);
         interrupt.end_at_once(false);
         match line {
             Ok(line) => {
@@ -91,7 +93,10 @@ pub fn run(
                 unreadable += 1;
                 note("that line is not UTF-8 text; the conversation goes on");
             }
-            Err(error) => return Err(CliError::failed(format!("cannot read the next message: {error}"))),
+            Err(error) => {
+                lost = Some(CliError::failed(format!("cannot read the next message: {error}")));
+                break;
+            }
         }
     }
     if let Some(path) = &history {
@@ -102,16 +107,33 @@ pub fn run(
     }
     write_stats(cli, &repl.stats())?;
     repl.save_at_the_end()?;
+    if let Some(error) = lost {
+        return Err(error);
+    }
     if interrupt.is_terminated() { Err(CliError::failed("interrupted")) } else { Ok(()) }
 }
 
-/// The next line: edited on a terminal, else read with a bound.
-fn next_line(editor: &mut DefaultEditor) -> Result<String, ReadlineError> {
-    let stdin = std::io::stdin();
-    if stdin.is_terminal() {
-        return editor.readline("> ");
+/// The next line: edited on a terminal, else as it comes.
+fn next_line(
+    editor: &mut DefaultEditor,
+    piped: Option<&mut PipedLines>,
+    interrupt: &Interrupt,
+) -> Result<String, ReadlineError> {
+    match piped {
+        None => editor.readline("> "),
+        Some(lines) => match lines.next(&|| interrupt.is_set() || interrupt.is_terminated()) {
+            Ok(line) => line.ok_or(ReadlineError::Eof),
+            Err(error) if error.kind() == ErrorKind::Interrupted => Err(ReadlineError::Interrupted),
+            Err(error) => Err(ReadlineError::Io(error)),
+        },
     }
-    input::piped_line(&mut stdin.lock())?.ok_or(ReadlineError::Eof)
+}
+
+/// The lines of a stdin that is no terminal.
+fn piped() -> Result<Option<PipedLines>, CliError> {
+    let stdin = std::io::stdin();
+    let lines = (!stdin.is_terminal()).then(|| PipedLines::new(&stdin, input::TEXT_BYTES_MAX as usize));
+    lines.transpose().map_err(|e| CliError::failed(format!("cannot read the input: {e}")))
 }
 
 fn history_path() -> Option<PathBuf> {
