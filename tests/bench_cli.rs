@@ -295,6 +295,28 @@ fn bad_input_of_a_run() {
     refused(&full, 1, &["--csv: cannot write /dev/full"]);
 }
 
+#[test]
+fn random_tokens_are_those_of_the_seed() {
+    let run = |args: &[&str]| -> Vec<Value> {
+        let slots = ["--ssd-streaming", "--ssd-streaming-cache-experts", "12", "-o", "jsonl"];
+        let ran = finish(command().arg("-m").arg(b()).args(QUICK).args(slots).args(args));
+        assert_eq!(ran.code, Some(0), "{args:?}: {}", ran.stderr);
+        ran.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let seen = |rows: &[Value]| [numbers(rows, "prefill_misses"), numbers(rows, "cache_misses")].concat();
+    let (first, again) = (run(&["--random-tokens", "5"]), run(&["--random-tokens", "5"]));
+    assert_eq!(words(&first, "tokens"), ["random 5"; 3]);
+    assert_eq!(numbers(&first, "gen_tokens"), [3; 3]);
+    assert_eq!(seen(&first), seen(&again));
+    // Other ids ask for other experts.
+    assert!((6..10).any(|seed| seen(&run(&["--random-tokens", &seed.to_string()])) != seen(&first)));
+    let both = ["-m", b().to_str().unwrap(), "--prompt-file", text().to_str().unwrap(), "--random-tokens", "1"];
+    refused(&finish(command().args(both)), 2, &["--random-tokens", "--prompt-file"]);
+    let endless = ["-m", b().to_str().unwrap(), "--random-tokens", "1", "--regimes", "new-text", "-r", "60000"];
+    refused(&finish(command().args(endless)), 2, &["random tokens", "fewer repetitions"]);
+    assert_eq!(words(&rows(&[]), "tokens"), ["text"; 3]);
+}
+
 /// A CSV file of a quick run.
 fn measured(name: &str, args: &[&str]) -> String {
     let path = folder().join(name);
@@ -447,6 +469,38 @@ fn scripts_say_and_do_what_they_promise() {
     assert!(ab.text().contains("| 16 | 8 | 3 |"), "three pairs: {}", ab.text());
     assert_eq!(script("ab.sh", &[program, program, "x", &out("ab")]).code, Some(2));
     assert_eq!(script("ab.sh", &["none", program, "1", &out("ab")]).code, Some(2));
+}
+
+/// The comparison with llama.cpp, with a stand-in for it that knows its rates and refuses rearranged weights.
+#[cfg(unix)]
+#[test]
+fn the_script_of_the_comparison_reports_every_run() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = scratch("llama");
+    let (other, out) = (folder.join("rate"), folder.join("out"));
+    let words = "#!/bin/sh\n[ \"$7\" = 0 ] || exit 134\necho '{\"prefill_tps\":2.5,\"gen_tokens\":2,\"gen_tps\":4.0,\"system\":\"CPU : 1\"}'\n";
+    std::fs::write(&other, words).unwrap();
+    std::fs::set_permissions(&other, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/scripts/llama_cpp.sh");
+    let run = |parts: &str| {
+        let mut command = Command::new(&path);
+        command.arg(&folder).arg(&out).env("BENCH", env!("CARGO_BIN_EXE_ds4-bench")).env("MODEL", b());
+        command
+            .env("LLAMA", &other)
+            .env("PARTS", parts)
+            .env("TOKENS", "2")
+            .env("ROUNDS", "3")
+            .env("HOME", folder.as_os_str());
+        finish(&mut command)
+    };
+    let ran = run("resident");
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stderr.contains("# llama.cpp aborts"), "{}", ran.stderr);
+    let csv = std::fs::read_to_string(folder.join("out.csv")).unwrap();
+    assert_eq!(csv.lines().count(), 1 + 3 * 2 * 2, "{csv}");
+    assert!(csv.contains("resident,llama.cpp,decode of 2 behind 512,3,4.0"), "{csv}");
+    assert!(ran.text().contains("| 2.50 2.50 2.50 | 2.50 |") && ran.text().lines().count() == 4, "{}", ran.text());
+    assert_eq!(run("nowhere").code, Some(2));
 }
 
 #[test]

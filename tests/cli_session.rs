@@ -56,17 +56,24 @@ fn a_saved_conversation_goes_on_as_if_never_interrupted() {
 }
 
 #[test]
-fn a_model_that_cannot_be_saved_says_so_before_it_answers() {
-    let path = scratch("unsaved").join("talk.ds4");
+fn sessions_of_v4_go_on_too() {
+    let folder = scratch("v4");
+    let (saved, stats) = (folder.join("talk.ds4"), folder.join("stats.json"));
+    let (path, stats_path) = (saved.to_str().unwrap(), stats.to_str().unwrap());
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/deepseek_v4/a/model.gguf");
-    let run = |flag: &str| {
-        let mut ds4 = command();
-        finish(ds4.arg("-m").arg(&model).args(["-c", "128", "-p", "hello", "-n", "2", flag]).arg(&path))
-    };
-    let saving = run("--save-session");
-    assert!(saving.stdout.is_empty(), "nothing is answered first");
-    saving.failed(1, &["--save-session", "deepseek4", "leave the flag out"]);
-    assert!(!path.exists());
+    let run = |args: &[&str]| finish(command().arg("-m").arg(&model).args(["-c", "256"]).args(args));
+    let mut live = Live::start(command().arg("-m").arg(&model).args(["-c", "256", "-n", "6"]));
+    live.wait_for("type a message");
+    say(&mut live, "hello there");
+    say(&mut live, "and again");
+    let want = live.end();
+    let first = run(&["-n", "6", "-p", "hello there", "--save-session", path]).ok();
+    assert!(first.stderr.contains("tokens saved to"), "{}", first.stderr);
+    let second = run(&["-n", "6", "-p", "and again", "--load-session", path, "--stats-json", stats_path]).ok();
+    assert_eq!(first.text() + &second.text(), want.text());
+    assert!(json(&stats)["reused_tokens"].as_u64().unwrap() > 5);
+    let other = finish(command().arg("-m").arg(b()).args(["-p", "x", "--load-session", path]));
+    other.failed(1, &["model.gguf", "b.gguf", "talk.ds4"]);
 }
 
 #[test]
@@ -220,7 +227,8 @@ fn questions_can_be_taken_back() {
     let run = |points: &str| {
         let flags =
             ["-n", "40", "--temp", "1", "--seed", "2", "--prefill-chunk", "8", "--sweep-rows", "8", "-c", "1024"];
-        let more = ["--rewind-points", points, "--stats-json", stats.to_str().unwrap()];
+        // A drive that answers otherwise the second time would change the plan, too.
+        let more = ["--rewind-points", points, "--probe", "off", "--stats-json", stats.to_str().unwrap()];
         let mut live = session(&[&flags[..], &more].concat());
         say(&mut live, "hello there, this is a question of some length");
         let one = used(&mut live);

@@ -39,7 +39,7 @@ fn every_level_gives_the_bits_of_the_scalar_twin() {
     let mut rng = Rng(7);
     for ty in WEIGHT_TYPES {
         for &cols in widths(ty) {
-            for (w_rows, rows) in [(1, 1), (5, 2), (3, 3), (7, 4), (2, 9), (150, 6), (16, 16), (33, 21)] {
+            for (w_rows, rows) in [(1, 1), (5, 2), (3, 3), (7, 4), (2, 9), (150, 6), (16, 16), (33, 21), (70, 40)] {
                 let bytes = weights(&mut rng, ty, w_rows, cols);
                 // Any address: one byte of skew.
                 let skewed = [&[0u8][..], &bytes].concat();
@@ -162,21 +162,25 @@ fn hundreds_of_rows_have_the_bits_of_single_ones() {
 #[test]
 fn picked_rows_are_rows_of_the_whole() {
     let mut rng = Rng(17);
-    let (ty, w_rows, cols, rows) = (QuantType::Q2_K, 12, 512, 8);
-    let bytes = weights(&mut rng, ty, w_rows, cols);
-    let w = MatView { ty, rows: w_rows, cols, bytes: &bytes };
-    let x = rng.normals(rows * cols);
-    let kernels = Kernels::new(SimdLevel::detect());
-    let mut acts = Activations::default();
-    kernels.prepare(Arithmetic::Fast, ty, &x, rows, cols, &mut acts);
-    let mut whole = vec![0.0; w_rows * rows];
-    kernels.matmul_range(w, 0..w_rows, &acts, &mut whole);
-    let picks = [7u32, 0, 3, 3, 5];
-    let mut picked = vec![0.0; 5 * picks.len()];
-    kernels.matmul_range_picked(w, 4..9, &acts, &picks, &mut picked);
-    for (o, row) in picked.chunks_exact(picks.len()).enumerate() {
-        for (value, pick) in row.iter().zip(picks) {
-            assert_eq!(value.to_bits(), whole[(4 + o) * rows + pick as usize].to_bits());
+    let (w_rows, cols, rows) = (30, 512, 24);
+    let few = vec![7u32, 0, 3, 3, 5];
+    let many: Vec<u32> = (0..37).map(|i| i * 7 % 24).collect();
+    for ty in WEIGHT_TYPES {
+        let bytes = weights(&mut rng, ty, w_rows, cols);
+        let w = MatView { ty, rows: w_rows, cols, bytes: &bytes };
+        let x = rng.normals(rows * cols);
+        let whole = bits(&run(SimdLevel::Scalar, Arithmetic::Fast, w, &x, rows));
+        for (level, picks) in SimdLevel::ALL.into_iter().flat_map(|l| [&few, &many].map(|p| (l, p))) {
+            let kernels = Kernels::new(level);
+            let mut acts = Activations::default();
+            kernels.prepare(Arithmetic::Fast, ty, &x, rows, cols, &mut acts);
+            let mut picked = vec![f32::NAN; 25 * picks.len()];
+            kernels.matmul_range_picked(w, 4..29, &acts, picks, &mut picked);
+            for (o, row) in picked.chunks_exact(picks.len()).enumerate() {
+                for (value, pick) in row.iter().zip(picks) {
+                    assert_eq!(value.to_bits(), whole[*pick as usize * w_rows + 4 + o], "{ty} {level:?} {o} {pick}");
+                }
+            }
         }
     }
 }
@@ -207,7 +211,9 @@ fn grouped_products_are_products_of_the_groups() {
         let bytes = weights(&mut rng, ty, groups * group_rows, cols);
         let w = MatView { ty, rows: groups * group_rows, cols, bytes: &bytes };
         let kernels = Kernels::new(SimdLevel::detect());
-        for (rows, threads, mode) in [(1, 1, MODES[0]), (1, 2, MODES[1]), (5, 2, MODES[0]), (6, 1, MODES[1])] {
+        for (rows, threads, mode) in
+            [(1, 1, MODES[0]), (1, 2, MODES[1]), (5, 2, MODES[0]), (6, 1, MODES[1]), (19, 2, MODES[1])]
+        {
             let x = rng.normals(rows * groups * cols);
             let mut out = vec![f32::NAN; rows * w.rows];
             matmul_grouped(&Pool::new(threads).unwrap(), &kernels, mode, w, &x, rows, groups, &mut out);

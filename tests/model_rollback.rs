@@ -3,12 +3,17 @@
 //! with pairs needs values that the pair's own completion has used up.
 
 mod common;
+mod v4_rig;
 
 use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
 
-use common::checkpoint::fixture;
+use common::checkpoint;
 use common::golden::Golden;
-use common::setup::{Setup, run, setup};
+use common::memory_supply::MemoryExperts;
+use common::setup::{run, setup};
+use ds4::backend::cpu::CpuBackend;
 use ds4::models::state::{ROLLBACK_ROWS, StatePart};
 use ds4::models::{ModelConfig, ModelRunner, RunnerOptions, Want};
 use ds4::session::images::MemoryState;
@@ -17,8 +22,28 @@ const CTX: usize = 200;
 /// Tokens that a story goes on for.
 const REST: usize = 12;
 
+/// A runner of either architecture.
+struct Subject {
+    window: usize,
+    frontier_bytes: u64,
+    runner: Box<dyn ModelRunner>,
+    experts: Arc<MemoryExperts<CpuBackend>>,
+}
+
+/// Names of V4 fixtures are behind `v4-`, the others are of V4.1.
+const NAMES: [&str; 5] = ["a", "b", "v4-a", "v4-b", "v4-c"];
+
+/// A fixture's golden values.
+fn golden(name: &str) -> PathBuf {
+    match name.strip_prefix("v4-") {
+        Some("c") => v4_rig::fixture("c").join("golden-mixed.safetensors"),
+        Some(name) => v4_rig::fixture(name).join("golden.safetensors"),
+        None => checkpoint::fixture(name).join("golden.safetensors"),
+    }
+}
+
 fn tokens(name: &str) -> Vec<u32> {
-    let golden = Golden::open(&fixture(name).join("golden.safetensors")).tokens();
+    let golden = Golden::open(&golden(name)).tokens();
     golden.iter().chain(golden.iter().rev()).chain(&golden).copied().take(CTX).collect()
 }
 
@@ -26,8 +51,23 @@ fn bits(logits: &[f32]) -> Vec<u32> {
     logits.iter().map(|v| v.to_bits()).collect()
 }
 
-fn runner_of(name: &str, chunk: usize, sweep: usize) -> Setup {
-    setup(&fixture(name), 1, RunnerOptions { sweep, ..RunnerOptions::new(CTX, chunk) }, 8)
+fn runner_with(name: &str, options: RunnerOptions) -> Subject {
+    match name.strip_prefix("v4-") {
+        Some(name) => {
+            let made = v4_rig::Fixture::open(name).setup(1, options, 8);
+            let (window, frontier_bytes) = (made.config.window, made.config.frontier_bytes());
+            Subject { window, frontier_bytes, runner: made.runner, experts: made.experts }
+        }
+        None => {
+            let made = setup(&checkpoint::fixture(name), 1, options, 8);
+            let (window, frontier_bytes) = (made.config.window, made.config.frontier_bytes());
+            Subject { window, frontier_bytes, runner: made.runner, experts: made.experts }
+        }
+    }
+}
+
+fn runner_of(name: &str, chunk: usize, sweep: usize) -> Subject {
+    runner_with(name, RunnerOptions { sweep, ..RunnerOptions::new(CTX, chunk) })
 }
 
 /// Feeds `tokens` without a look at the logits.
@@ -38,7 +78,7 @@ fn feed(runner: &mut dyn ModelRunner, tokens: &[u32], want: Want) {
 }
 
 /// Logits of `rest` behind `before`, which a fresh runner computes at once.
-fn fresh(setup: &mut Setup, before: &[u32], rest: &[u32]) -> Vec<u32> {
+fn fresh(setup: &mut Subject, before: &[u32], rest: &[u32]) -> Vec<u32> {
     setup.runner.reset();
     feed(&mut *setup.runner, before, Want::All);
     bits(&run(&mut *setup.runner, rest, &[rest.len()], None))
@@ -46,11 +86,11 @@ fn fresh(setup: &mut Setup, before: &[u32], rest: &[u32]) -> Vec<u32> {
 
 #[test]
 fn of_a_batch_only_the_first_rows_may_be_kept() {
-    for name in ["a", "b"] {
+    for name in NAMES {
         let text = tokens(name);
         let wrong: Vec<u32> = text.iter().rev().copied().take(ROLLBACK_ROWS).collect();
         let mut twin = runner_of(name, CTX, CTX);
-        let (window, mut known) = (twin.config.window, HashMap::new());
+        let (window, mut known) = (twin.window, HashMap::new());
         // A batch in one sweep, in sweeps of one row, in a sweep of several chunks.
         for (chunk, sweep) in [(16, 16), (1, 1), (5, 64)] {
             let mut subject = runner_of(name, chunk, sweep);
@@ -80,7 +120,7 @@ fn of_a_batch_only_the_first_rows_may_be_kept() {
 /// As a draft is verified: over and over, each time other rows of the batch stay.
 #[test]
 fn batches_follow_each_other() {
-    for (name, chunk) in [("a", 16), ("b", 9), ("b", 16)] {
+    for (name, chunk) in [("a", 16), ("b", 9), ("b", 16), ("v4-a", 9), ("v4-b", 16), ("v4-c", 3)] {
         let text = tokens(name);
         let mut subject = runner_of(name, chunk, chunk);
         let mut sequence = text[..29].to_vec();
@@ -114,14 +154,14 @@ fn rows_of_a_long_sweep_that_were_not_computed_are_out_of_reach() {
 #[test]
 fn a_failed_batch_leaves_what_was_in_reach_or_says_that_it_did_not() {
     use std::sync::atomic::Ordering;
-    for name in ["a", "b"] {
+    for name in NAMES {
         let text = tokens(name);
         for (len, batch) in [(41, 8), (41, 1), (60, 40), (33, 3)] {
             let mut subject = runner_of(name, 16, 64);
             for token in &text[..len] {
                 feed(&mut *subject.runner, &[*token], Want::None);
             }
-            subject.experts.fail_after.store(3, Ordering::Relaxed);
+            subject.experts.fail_after.store(1, Ordering::Relaxed);
             let failed = subject.runner.forward(&text[..batch], Want::Last, &mut |_, _| (), None);
             assert!(failed.is_err());
             subject.experts.fail_after.store(-1, Ordering::Relaxed);
@@ -143,12 +183,12 @@ fn a_failed_batch_leaves_what_was_in_reach_or_says_that_it_did_not() {
 
 #[test]
 fn a_state_loads_under_any_chunk_and_goes_on_bit_for_bit() {
-    for name in ["a", "b"] {
+    for name in NAMES {
         let text = tokens(name);
         let mut twin = runner_of(name, CTX, CTX);
         let mut from = runner_of(name, 16, 64);
         let mut into = runner_of(name, 7, 7);
-        let window = twin.config.window;
+        let window = twin.window;
         for len in [1, 2, 7, window - 2, window - 1, window, window + 1, 63, 64, 65, 101, 150] {
             from.runner.reset();
             feed(&mut *from.runner, &text[..len / 2], Want::Last);
@@ -180,7 +220,7 @@ fn a_state_loads_under_any_chunk_and_goes_on_bit_for_bit() {
 
 #[test]
 fn a_frontier_is_small_and_leads_back() {
-    for name in ["a", "b"] {
+    for name in NAMES {
         let text = tokens(name);
         let mut twin = runner_of(name, CTX, CTX);
         let mut subject = runner_of(name, 16, 32);
@@ -190,7 +230,7 @@ fn a_frontier_is_small_and_leads_back() {
             feed(runner, &text[..len], Want::Last);
             let mut state = MemoryState::default();
             runner.save_state(StatePart::Frontier, &mut state).unwrap();
-            assert!(state.bytes() <= subject.config.frontier_bytes(), "{name}, {len}: {}", state.bytes());
+            assert!(state.bytes() <= subject.frontier_bytes, "{name}, {len}: {}", state.bytes());
             // Far enough that nothing is left in the rings: a window, a chunk and more.
             feed(runner, &text[20..20 + 100], Want::Last);
             for kept in [len, len - 1, len.saturating_sub(7).max(1)] {
@@ -204,35 +244,43 @@ fn a_frontier_is_small_and_leads_back() {
                 }
             }
         }
-        // The longest one takes what was planned.
+        // The longest one takes what was planned: it ends where a group of 128 is one token short after all that can be taken back.
         let mut state = MemoryState::default();
         subject.runner.reset();
-        for token in &text[..91] {
+        for token in &text[..127 + ROLLBACK_ROWS] {
             feed(&mut *subject.runner, &[*token], Want::None);
         }
         subject.runner.save_state(StatePart::Frontier, &mut state).unwrap();
-        assert_eq!(state.bytes(), subject.config.frontier_bytes(), "{name}");
+        assert_eq!(state.bytes(), subject.frontier_bytes, "{name}");
     }
 }
 
 #[test]
 fn states_of_other_shapes_are_refused() {
-    let text = tokens("a");
-    let mut a = runner_of("a", 16, 16);
+    for name in ["a", "v4-a"] {
+        states_of_other_shapes_are_refused_by(name);
+    }
+}
+
+fn states_of_other_shapes_are_refused_by(name: &str) {
+    let text = tokens(name);
+    let mut a = runner_of(name, 16, 16);
     feed(&mut *a.runner, &text[..40], Want::Last);
     let mut state = MemoryState::default();
     a.runner.save_state(StatePart::Whole, &mut state).unwrap();
-    let mut b = runner_of("b", 16, 16);
-    let error = b.runner.load_state(StatePart::Whole, &text[..40], &mut state.reader()).unwrap_err();
-    assert!(error.to_string().contains("does not fit"), "{error}");
-    assert!(b.runner.is_empty());
+    for other in ["a", "b", "v4-a", "v4-b"].into_iter().filter(|other| *other != name) {
+        let mut b = runner_of(other, 16, 16);
+        let error = b.runner.load_state(StatePart::Whole, &text[..40], &mut state.reader()).unwrap_err();
+        assert!(error.to_string().contains("does not fit"), "{other}: {error}");
+        assert!(b.runner.is_empty());
+    }
     // More or fewer tokens than the state has.
     for wrong in [31, 41] {
         let error = a.runner.load_state(StatePart::Whole, &text[..wrong], &mut state.reader()).unwrap_err();
         assert!(error.to_string().contains("number of tokens"), "{error}");
         assert!(a.runner.is_empty());
     }
-    let mut small = setup(&fixture("a"), 1, RunnerOptions::new(39, 16), 8);
+    let mut small = runner_with(name, RunnerOptions::new(39, 16));
     let error = small.runner.load_state(StatePart::Whole, &text[..40], &mut state.reader()).unwrap_err();
     assert!(error.to_string().contains("at most 39"), "{error}");
 }

@@ -175,6 +175,9 @@ fn published_shapes() {
     assert_eq!(model.layers.iter().filter(|plan| plan.has_indexer()).count(), 21);
     let bytes = |ctx: usize| model.runner_bytes(&RunnerOptions::new(ctx, 128)).kv;
     assert_eq!((bytes(129 * 128) - bytes(128)) / (128 * 128), 13_760);
+    // Of 43 windows, 21 layers of ratio 4 with index keys and 20 of ratio 128: rows and compressor inputs, and 49 numbers.
+    let rows = 43 * 135 * 512 + 21 * 15 * 2 * (1024 + 256) + 20 * 135 * 2 * 512;
+    assert_eq!(model.frontier_bytes(), 4 * rows + 8 * 49);
     let larger = flash(
         &[
             ("block_count", 61),

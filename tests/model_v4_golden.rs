@@ -222,3 +222,40 @@ fn rows_that_are_taken_back_leave_no_trace() {
     runner.forward(tokens, Want::None, &mut |_, _| {}, None).unwrap();
     assert_eq!((runner.reach(100), runner.rewind(&tokens[..100]), runner.len()), (0, 0, 0));
 }
+
+/// What activations of 8 bits make of a golden file: the median over positions of the largest logit difference, and the share of tokens
+/// with the golden argmax.
+fn deviation(golden: &Golden, logits: &[f32], picked: &[i32]) -> (f32, f32) {
+    let (want, positions) = (golden.get("logits"), golden.get("positions").ints.len());
+    let vocab = want.f32s.len() / positions;
+    let rows = logits.chunks_exact(vocab).zip(want.f32s.chunks_exact(vocab));
+    let worst = |(got, want): (&[f32], &[f32])| got.iter().zip(want).map(|(g, w)| (g - w).abs()).fold(0.0, f32::max);
+    let mut worst: Vec<f32> = rows.map(worst).collect();
+    assert_eq!(worst.len(), positions);
+    worst.sort_by(f32::total_cmp);
+    let argmax = &golden.get("argmax").ints;
+    let agree = argmax.iter().zip(picked).filter(|(want, got)| want == got).count();
+    (worst[positions / 2], agree as f32 / argmax.len() as f32)
+}
+
+/// The mixed-quantisation fixture in the default arithmetic, next to llama.cpp's logits of the same file (golden/deepseek_v4/README.md).
+#[test]
+fn eight_bit_activations_deviate_as_llama_cpps_do() {
+    let golden = golden("c");
+    let recorded = Golden::open(&fixture("c").join("llamacpp-mixed.safetensors"));
+    assert_eq!(recorded.get("positions").ints, golden.get("positions").ints);
+    let theirs = deviation(&golden, &recorded.get("logits").f32s, &recorded.get("argmax").ints);
+    // The recorded numbers.
+    assert!((theirs.0 - 0.3166).abs() < 1e-4 && (theirs.1 - 0.9667).abs() < 1e-4, "{theirs:?}");
+
+    let tokens = golden.tokens();
+    let how = (2, Arithmetic::Fast, SimdLevel::detect());
+    let Setup { config, mut runner, .. } = Fixture::open("c").setup_on(how, exact(tokens.len(), 330), 8);
+    let logits = run(&mut *runner, &tokens, &[usize::MAX], None);
+    let rows: Vec<&[f32]> = logits.chunks_exact(config.vocab).collect();
+    let stored = golden.get("positions").ints.iter().flat_map(|p| rows[*p as usize].iter().copied());
+    let picked: Vec<i32> = rows.iter().map(|row| argmax(row) as i32).collect();
+    let ours = deviation(&golden, &stored.collect::<Vec<_>>(), &picked);
+    println!("median difference and argmax agreement: ds4 {ours:?}, llama.cpp {theirs:?}");
+    assert!(ours.0 < 1.5 * theirs.0 && ours.1 > theirs.1 - 0.03, "ds4 {ours:?}, llama.cpp {theirs:?}");
+}

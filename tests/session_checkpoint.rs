@@ -24,6 +24,11 @@ use xxhash_rust::xxh3::xxh3_128;
 /// Tokens that are generated before and after a save.
 const TURN: usize = 5;
 
+/// A DeepSeek V4 file: five layers, ratios 4 and 128 among them.
+fn v4(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/deepseek_v4").join(name)
+}
+
 fn engine(model: &Path, chunk: usize, ctx: usize) -> Engine {
     let mut options = options(model);
     (options.chunk, options.ctx) = (Some(chunk), Some(ctx));
@@ -80,7 +85,8 @@ fn restore(engine: &Engine, path: &Path, timeline: &mut Timeline) -> Result<Rest
 
 #[test]
 fn a_restored_session_goes_on_bit_for_bit() {
-    for (name, model) in [("a", a()), ("b", b())] {
+    let (v4_a, v4_c) = (v4("a/model.gguf"), v4("c/model-mixed.gguf"));
+    for (name, model) in [("a", a()), ("b", b()), ("V4 a", &v4_a), ("V4 c", &v4_c)] {
         let (from, into) = (engine(model, 16, 256), engine(model, 7, 200));
         let text = prompt(160, from.tokenizer().tokens_total());
         // Around the borders of windows (32 and 48), pairs and chunks; the save comes TURN tokens later.
@@ -152,7 +158,11 @@ fn with_q8_head() -> PathBuf {
 
 /// A small session, and an engine for it.
 fn small() -> (Engine, Vec<u8>) {
-    let engine = engine(b(), 16, 64);
+    small_of(b())
+}
+
+fn small_of(model: &Path) -> (Engine, Vec<u8>) {
+    let engine = engine(model, 16, 64);
     let mut timeline = Timeline::with_images(engine.runner().unwrap(), 1);
     timeline.sync(&prompt(3, 250), Want::Last, &mut NoWatcher).unwrap();
     let talk = [Message::new(Role::User, "hello")];
@@ -162,14 +172,19 @@ fn small() -> (Engine, Vec<u8>) {
 
 #[test]
 fn every_flipped_byte_is_noticed() {
-    let (_, bytes) = small();
+    every_flipped_byte_of(b(), 1);
+    every_flipped_byte_of(&v4("a/model.gguf"), 7);
+}
+
+fn every_flipped_byte_of(model: &Path, step: usize) {
+    let (_, bytes) = small_of(model);
     let path = file("flipped", &bytes);
     let mut handle = File::options().write(true).open(&path).unwrap();
     let mut put = |at: usize, byte: u8| {
         handle.seek(SeekFrom::Start(at as u64)).unwrap();
         handle.write_all(&[byte]).unwrap();
     };
-    for at in 0..bytes.len() {
+    for at in (0..bytes.len()).step_by(step) {
         put(at, bytes[at] ^ [0x01, 0x80, 0xFF][at % 3]);
         let error = Checkpoint::open(&path).err().unwrap_or_else(|| panic!("byte {at} of {}", bytes.len()));
         assert!(error.to_string().contains("flipped"), "{error}");
@@ -199,11 +214,16 @@ fn every_shortened_file_is_refused() {
 /// Damage under a checksum that fits, as no accident makes it: refused or taken, but never a panic, and the session goes on.
 #[test]
 fn forged_files_do_no_harm() {
-    let (engine, bytes) = small();
+    forged_files_of(b(), 29);
+    forged_files_of(&v4("a/model.gguf"), 497);
+}
+
+fn forged_files_of(model: &Path, step: usize) {
+    let (engine, bytes) = small_of(model);
     let mut timeline = Timeline::with_images(engine.runner().unwrap(), 2);
     let text = prompt(9, 250);
     let (mut taken, mut refused) = (0, 0);
-    for at in (0..bytes.len() - 16).filter(|at| at % 29 == 0 || *at < 900) {
+    for at in (0..bytes.len() - 16).filter(|at| at % step == 0 || *at < 900) {
         for flip in [0x01, 0x80, 0xFF] {
             let mut forged = bytes.clone();
             forged[at] ^= flip;
@@ -245,6 +265,15 @@ fn sessions_of_others_are_refused_and_named() {
         assert!(error.contains("of-b") && error.contains("b.gguf (") && error.contains(name), "{error}");
         assert_eq!(timeline.tokens().len(), 5, "the session at hand stays");
     }
+    // Of one V4 file for another one of the same architecture, and for one of the other.
+    let (_, of_v4) = small_of(&v4("a/model.gguf"));
+    let path_v4 = file("of-v4", &of_v4);
+    for model in [&v4("c/model-mixed.gguf"), b()] {
+        let other = engine(model, 16, 64);
+        let error = restore(&other, &path_v4, &mut fresh(&other)).unwrap_err().to_string();
+        let name = model.file_name().unwrap().to_str().unwrap();
+        assert!(error.contains("of-v4") && error.contains("model.gguf (") && error.contains(name), "{error}");
+    }
     let mut newer = bytes.clone();
     newer[8] = 2;
     let error = Checkpoint::open(&file("newer", &newer)).unwrap_err().to_string();
@@ -267,7 +296,12 @@ fn sessions_of_others_are_refused_and_named() {
 
 #[test]
 fn kept_frontiers_are_saved_too() {
-    let engine = engine(b(), 16, 400);
+    kept_frontiers_of(b());
+    kept_frontiers_of(&v4("a/model.gguf"));
+}
+
+fn kept_frontiers_of(model: &Path) {
+    let engine = engine(model, 16, 400);
     let text = prompt(300, 250);
     let mut timeline = Timeline::with_images(engine.runner().unwrap(), 3);
     for len in [60, 100] {
@@ -291,7 +325,12 @@ fn kept_frontiers_are_saved_too() {
 
 #[test]
 fn shared_beginnings_are_not_computed_again() {
-    let engine = engine(b(), 16, 400);
+    shared_beginnings_of(b());
+    shared_beginnings_of(&v4("a/model.gguf"));
+}
+
+fn shared_beginnings_of(model: &Path) {
+    let engine = engine(model, 16, 400);
     let text = prompt(300, 250);
     let fork = |shared: usize, len: usize| -> Vec<TokenId> {
         text[..shared].iter().chain(text.iter().rev()).copied().take(len).collect()

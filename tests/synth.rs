@@ -12,12 +12,15 @@ use std::time::{Duration, Instant};
 use ds4::engine::options::EngineOptions;
 use ds4::models::Want;
 use ds4::models::probe::{Point, Probe};
+use ds4::quant::QuantType;
 use ds4::session::timeline::{Timeline, Watcher};
 use ds4::storage::gguf::{GgufFile, SHARED_RANGES};
 use ds4::storage::layout::Layout;
 use ds4::units::Budget;
 use engine_rig::made_models::folder;
 use engine_rig::{fresh_trail, open, options, prompt};
+
+const ARCHS: [&str; 2] = ["deepseek41", "deepseek4"];
 
 fn ds4_gguf(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_ds4-gguf")).args(args).output().unwrap()
@@ -101,39 +104,89 @@ fn ranking(choices: &Choices, layer: usize) -> Vec<u32> {
 
 #[test]
 fn every_recipe_runs_and_its_logits_are_sane() {
-    for recipe in ["q2", "q4", "native"] {
-        let path = synth(&format!("{recipe}.gguf"), &["--recipe", recipe]);
+    for (arch, recipe) in ARCHS.into_iter().flat_map(|arch| ["q2", "q4", "native"].map(|recipe| (arch, recipe))) {
+        let what = format!("{arch}, {recipe}");
+        let path = synth(&format!("{arch}-{recipe}.gguf"), &["--arch", arch, "--recipe", recipe]);
         let mut engine = open(&options(&path));
+        assert_eq!(engine.prepared.config.arch(), arch);
         let vocab = engine.tokenizer().tokens_total();
         let trail = fresh_trail(&mut engine, 64, &prompt(80, vocab), 16);
         let logits: Vec<f32> = trail.bits.iter().map(|b| f32::from_bits(*b)).collect();
         let square = logits.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>() / logits.len() as f64;
-        assert!((0.3..3.0).contains(&square.sqrt()), "{recipe}: spread of logits {}", square.sqrt());
+        assert!((0.3..3.0).contains(&square.sqrt()), "{what}: spread of logits {}", square.sqrt());
         let distinct: std::collections::HashSet<_> = trail.chosen.iter().collect();
-        assert!(distinct.len() > 4, "{recipe}: a model that says one thing: {:?}", trail.chosen);
+        assert!(distinct.len() > 4, "{what}: a model that says one thing: {:?}", trail.chosen);
     }
 }
 
 #[test]
 fn streamed_equals_resident_on_a_synthetic_file() {
-    let path = synth("streamed.gguf", &["--alias", "2"]);
-    let mut plain = open(&options(&path));
-    let vocab = plain.tokenizer().tokens_total();
-    let prompt = prompt(40, vocab);
-    let want = fresh_trail(&mut plain, 8, &prompt, 8);
-    // One token holds 3 experts of 6 layers; twice that is less than the 96 experts.
-    let streaming = EngineOptions { is_streaming: true, budget: Some(Budget::Slots(36)), ..options(&path) };
-    let mut engine = open(&streaming);
-    assert!(fresh_trail(&mut engine, 8, &prompt, 8) == want);
-    assert!(engine.cache().unwrap().stats().decode.misses > 0);
+    for arch in ARCHS {
+        let path = synth(&format!("streamed-{arch}.gguf"), &["--arch", arch, "--alias", "2"]);
+        let mut plain = open(&options(&path));
+        let vocab = plain.tokenizer().tokens_total();
+        let prompt = prompt(40, vocab);
+        let want = fresh_trail(&mut plain, 8, &prompt, 8);
+        // One token holds 3 experts of 6 layers; twice that is less than the 96 experts.
+        let streaming = EngineOptions { is_streaming: true, budget: Some(Budget::Slots(36)), ..options(&path) };
+        let mut engine = open(&streaming);
+        assert!(fresh_trail(&mut engine, 8, &prompt, 8) == want, "{arch}");
+        assert!(engine.cache().unwrap().stats().decode.misses > 0, "{arch}");
+        let known = engine.known().map(|known| known.uses);
+        assert_eq!(known.is_some_and(|uses| uses > 0), arch == "deepseek4", "{arch}: {known:?}");
+    }
+}
+
+/// Beside a file of the same architecture that another program's converter wrote.
+#[test]
+fn other_readers_of_v4_files_find_what_they_ask_for() {
+    let made = GgufFile::open(&synth("other-readers.gguf", &["--arch", "deepseek4"])).unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/deepseek_v4/c/model-mixed.gguf");
+    let golden = GgufFile::open(&golden).unwrap();
+    let (had, has) = (golden.metadata(), made.metadata());
+    for (key, value) in
+        had.iter().filter(|(key, _)| key.starts_with("deepseek4.") || key.starts_with("tokenizer.ggml."))
+    {
+        let found = has.get(key).unwrap_or_else(|| panic!("{key} is missing"));
+        // Its writer signs some lists of positive numbers.
+        assert_eq!(found.type_name().replace("i32", "u32"), value.type_name().replace("i32", "u32"), "{key}");
+    }
+    assert_eq!(has.str("tokenizer.ggml.pre"), had.str("tokenizer.ggml.pre"));
+    // Blocks of ratio 4 and 128; the golden file's first one also has a table of experts instead of a bias.
+    let stems = |file: &GgufFile, layer: &str| -> std::collections::BTreeSet<String> {
+        let names = file.tensors().iter().filter_map(|t| t.name.strip_prefix(layer).map(str::to_owned));
+        names.filter(|stem| !["exp_probs_b.bias", "ffn_gate_tid2eid.weight"].contains(&stem.as_str())).collect()
+    };
+    assert_eq!(stems(&made, "blk.2."), stems(&golden, "blk.0."));
+    assert_eq!(stems(&made, "blk.3."), stems(&golden, "blk.1."));
+    for (layer, is_hashed) in [(0, true), (1, true), (2, false)] {
+        let has = |stem: &str| made.tensor(&format!("blk.{layer}.{stem}")).is_some();
+        assert_eq!((has("ffn_gate_tid2eid.weight"), has("exp_probs_b.bias")), (is_hashed, !is_hashed), "{layer}");
+    }
+    let outside = |file: &GgufFile| -> std::collections::BTreeSet<String> {
+        file.tensors().iter().map(|t| t.name.clone()).filter(|name| !name.starts_with("blk.")).collect()
+    };
+    assert_eq!(outside(&made), outside(&golden));
+    assert_eq!(made.tensor("blk.0.ffn_gate_tid2eid.weight").unwrap().ty, QuantType::I32);
+    // Data in the order of the list, each behind the padding of the one before.
+    let mut end = made.data_start();
+    for tensor in made.tensors() {
+        assert_eq!(tensor.offset, end, "{}", tensor.name);
+        end = (tensor.offset + tensor.bytes).next_multiple_of(16_384);
+    }
 }
 
 #[test]
 fn the_same_seed_gives_the_same_bytes() {
-    let read = |name: &str, args: &[&str]| std::fs::read(synth(name, args)).unwrap();
-    let first = read("seed-a.gguf", &["--seed", "5", "-t", "1"]);
-    assert!(first == read("seed-b.gguf", &["--seed", "5", "-t", "3"]), "threads are visible in the bytes");
-    assert!(first != read("seed-c.gguf", &["--seed", "6"]));
+    for arch in ARCHS {
+        let read = |seed: &str, threads: &str| {
+            let args = ["--arch", arch, "--seed", seed, "-t", threads];
+            std::fs::read(synth(&format!("seed-{arch}-{seed}-{threads}.gguf"), &args)).unwrap()
+        };
+        let first = read("5", "1");
+        assert!(first == read("5", "3"), "{arch}: threads are visible in the bytes");
+        assert!(first != read("6", "1"), "{arch}");
+    }
 }
 
 #[test]
@@ -188,26 +241,29 @@ fn uniform_routing_uses_all_experts_and_many_sets() {
     assert!(found.sets.len() > 400, "{} sets", found.sets.len());
 }
 
+/// Of V4, the first two layers choose by a table and the others by a router.
 #[test]
 fn zipf_routing_is_skewed_as_asked() {
-    let path = synth("zipf.gguf", &["--experts", "64", "--layers", "4", "--routing", "zipf:1.2"]);
-    let found = choices(&path, 600);
-    // Wanted shares of 3 choices a token: c / rank^1.2.
-    let weights: Vec<f64> = (1..=64).map(|r| f64::from(r).powf(-1.2)).collect();
-    let top_wanted = 3.0 * weights[..8].iter().sum::<f64>() / weights.iter().sum::<f64>();
-    let mut hottest = Vec::new();
-    for layer in 0..4 {
-        let counts = ranking(&found, layer);
-        let top = f64::from(counts[..8].iter().sum::<u32>()) / 600.0;
-        assert!(
-            (top / top_wanted - 1.0).abs() < 0.15,
-            "layer {layer}: {top} of 3 choices, wanted {top_wanted}: {counts:?}"
-        );
-        let of_layer = found.counts.iter().filter(|((l, _), _)| *l == layer);
-        hottest.push(of_layer.max_by_key(|(_, n)| **n).unwrap().0.1);
+    for arch in ARCHS {
+        let args = ["--arch", arch, "--experts", "64", "--layers", "4", "--routing", "zipf:1.2"];
+        let found = choices(&synth(&format!("zipf-{arch}.gguf"), &args), 600);
+        // Wanted shares of 3 choices a token: c / rank^1.2.
+        let weights: Vec<f64> = (1..=64).map(|r| f64::from(r).powf(-1.2)).collect();
+        let top_wanted = 3.0 * weights[..8].iter().sum::<f64>() / weights.iter().sum::<f64>();
+        let mut hottest = Vec::new();
+        for layer in 0..4 {
+            let counts = ranking(&found, layer);
+            let top = f64::from(counts[..8].iter().sum::<u32>()) / 600.0;
+            assert!(
+                (top / top_wanted - 1.0).abs() < 0.15,
+                "{arch}, layer {layer}: {top} of 3 choices, wanted {top_wanted}: {counts:?}"
+            );
+            let of_layer = found.counts.iter().filter(|((l, _), _)| *l == layer);
+            hottest.push(of_layer.max_by_key(|(_, n)| **n).unwrap().0.1);
+        }
+        hottest.dedup();
+        assert!(hottest.len() > 1, "{arch}: every layer favours expert {hottest:?}");
     }
-    hottest.dedup();
-    assert!(hottest.len() > 1, "every layer favours expert {hottest:?}");
 }
 
 #[test]
@@ -222,6 +278,11 @@ fn any_geometry_opens() {
     check("no-tables", &["--table-rows", "0", "--layers", "3"]);
     check("wider", &["--dim", "hidden_size=512", "--vocab", "2000", "--experts", "5", "--layers", "5"]);
     check("mixed", &["--set", "gate_up=Q3_K", "--set", "down=Q6_K", "--layers", "7"]);
+    for layers in ["1", "3", "5"] {
+        check(&format!("v4-{layers}"), &["--arch", "deepseek4", "--layers", layers]);
+    }
+    // As in the larger sibling: no layer without compressed rows; and no layer with a table of experts.
+    check("v4-all", &["--arch", "deepseek4", "--dim", "first_compressed_layer=0", "--dim", "num_hash_layers=0"]);
 }
 
 #[test]
@@ -236,6 +297,10 @@ fn bad_requests_end_with_one_line_and_no_file() {
     refused(&["--routing", "zipf:x"], 2, "write uniform or zipf:S");
     refused(&["--vocab", "100"], 2, "a vocabulary of 100 is too small");
     refused(&["--table-rows", "5"], 2, "two rows a column");
+    refused(&["--arch", "deepseek4", "--table-rows", "0"], 2, "deepseek4 models have no n-gram tables");
+    refused(&["--arch", "deepseek4", "--dim", "engram_n_heads=4"], 2, "unknown size; the sizes are vocab_size");
+    refused(&["--arch", "deepseek4", "--dim", "index_head_dim=48"], 2, "deepseek4.attention.indexer.key_length");
+    refused(&["--arch", "deepseek5"], 2, "possible values: deepseek41, deepseek4");
     refused(&["--set", "down=Q9"], 2, "unknown type");
     refused(&["--alignment", "3"], 1, "power of two");
     refused(

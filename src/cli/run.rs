@@ -19,7 +19,6 @@ use crate::cli::{CliError, doctor, output, repl, report, tasks};
 use crate::engine::Engine;
 use crate::engine::stats::{RunStats, Timings};
 use crate::models::Want;
-use crate::models::state::StateError;
 use crate::session::checkpoint::Checkpoint;
 use crate::session::generate::{Answer, Ended, GenerateError, GenerateOptions, generate};
 use crate::session::prompt::PromptFormat;
@@ -62,7 +61,6 @@ pub fn run(cli: &Cli) -> Result<(), CliError> {
         options.ctx = Some(tasks::PERPLEXITY_WINDOW);
     }
     let engine = open(&options, &interrupt)?;
-    check_states(cli, &engine)?;
     // Dropped, with a last record, when the task is done.
     let _snapshots = cli.diagnosis.snapshot_file.as_deref().map(|p| snapshots(p, &engine)).transpose()?;
     let done = match (text, prompt, cli.diagnosis.decode_consistency) {
@@ -77,19 +75,6 @@ pub fn run(cli: &Cli) -> Result<(), CliError> {
     // What was learned is worth keeping when the run was interrupted, too.
     let saved = save_hotlist(cli, &engine);
     done.and(saved)
-}
-
-/// Says before the answer, not after it, that it could not be saved.
-fn check_states(cli: &Cli, engine: &Engine) -> Result<(), CliError> {
-    let config = &engine.prepared.config;
-    let flags = [("--save-session", &cli.session.save_session), ("--load-session", &cli.session.load_session)];
-    match flags.iter().find(|(_, path)| path.is_some() && config.frontier_bytes() == 0) {
-        Some((flag, _)) => {
-            let refusal = StateError::Unsupported { arch: config.arch() };
-            Err(CliError::failed(format!("{flag}: {refusal}; leave the flag out")))
-        }
-        None => Ok(()),
-    }
 }
 
 /// Frontiers to keep: one answer needs one, and only where a session outlives it. An answer's text may be other tokens when it is read again, or

@@ -101,42 +101,22 @@ pub trait ModelRunner: Send {
     /// The longest part of the first `len` tokens that `rewind` goes back to without computing anything; 0 where that is none.
     ///
     /// The last [`state::ROLLBACK_ROWS`] tokens of a `forward` are always within reach, so that of a batch only the first rows need be kept.
-    /// This default knows the present length only.
-    fn reach(&self, len: usize) -> usize {
-        if len == self.len() { len } else { 0 }
-    }
+    fn reach(&self, len: usize) -> usize;
     /// Goes back to `kept`, the first tokens of the state. Returns how many of them the state still holds: all, if that is within reach,
     /// or none.
-    fn rewind(&mut self, kept: &[TokenId]) -> usize {
-        if kept.len() == self.len() {
-            return kept.len();
-        }
-        self.reset();
-        0
-    }
+    fn rewind(&mut self, kept: &[TokenId]) -> usize;
     /// Writes a part of the state to `sink`, with values as they are.
     ///
     /// # Errors
-    /// What the sink or the device says; models that do not support it. The state is as before.
-    fn save_state(&mut self, part: StatePart, sink: &mut dyn StateSink) -> Result<(), StateError> {
-        let _ = (part, sink);
-        Err(StateError::Unsupported { arch: self.arch() })
-    }
+    /// What the sink or the device says. The state is as before.
+    fn save_state(&mut self, part: StatePart, sink: &mut dyn StateSink) -> Result<(), StateError>;
     /// Takes a saved part back. `kept` are the tokens that the state holds afterwards: all that it had when it was saved, or fewer, as far back
     /// as was within reach then. For a frontier the state must still hold `kept`, as when it was saved.
     ///
     /// # Errors
     /// A part of another shape, or one that cannot be read. The state is empty then.
-    fn load_state(
-        &mut self,
-        part: StatePart,
-        kept: &[TokenId],
-        source: &mut dyn StateSource,
-    ) -> Result<(), StateError> {
-        let _ = (part, kept, source);
-        self.reset();
-        Err(StateError::Unsupported { arch: self.arch() })
-    }
+    fn load_state(&mut self, part: StatePart, kept: &[TokenId], source: &mut dyn StateSource)
+    -> Result<(), StateError>;
 
     /// Starts reading what `tokens` will need if they are the next ones. Costs nothing if the model has no tables.
     fn prefetch_rows(&mut self, tokens: &[TokenId]) -> Result<(), ModelError>;
@@ -295,10 +275,8 @@ pub trait ModelConfig: Send + Sync {
     fn rows_per_token(&self) -> usize;
     /// Memory of a runner.
     fn runner_bytes(&self, options: &RunnerOptions) -> RunnerBytes;
-    /// Memory of a frontier ([`StatePart::Frontier`]) on the host, at most; 0 where states cannot be saved.
-    fn frontier_bytes(&self) -> u64 {
-        0
-    }
+    /// Memory of a frontier ([`StatePart::Frontier`]) on the host, at most.
+    fn frontier_bytes(&self) -> u64;
     /// The matrix products of a pass under `options`.
     fn products(&self, options: &RunnerOptions) -> Vec<Product>;
     /// All tensors that the file must have.

@@ -21,8 +21,6 @@ pub enum StatePart {
 /// Why a state could not be saved or loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    #[error("states of {arch} models cannot be saved by this version")]
-    Unsupported { arch: &'static str },
     #[error("the saved state does not fit: {what} is {found}, expected {expected}")]
     Mismatch { what: &'static str, found: String, expected: String },
     #[error(transparent)]

@@ -159,14 +159,7 @@ impl Images {
         }
         let mut state = self.spare.pop().unwrap_or_default();
         state.clear();
-        match runner.save_state(StatePart::Frontier, &mut state) {
-            // A model without frontiers goes back as far as its rings reach.
-            Err(StateError::Unsupported { .. }) => {
-                self.most = 0;
-                return Ok(());
-            }
-            saved => saved?,
-        }
+        runner.save_state(StatePart::Frontier, &mut state)?;
         let back = (1..=ROLLBACK_ROWS.min(len)).take_while(|back| runner.reach(len - back) == len - back).count();
         self.kept.push(Image { from: len - back, to: len, state });
         Ok(())

@@ -103,7 +103,7 @@ pub fn checkpoint(dir: &Path) -> Source {
 }
 
 /// Name in a GGUF file; `None` for what is put together otherwise or not used.
-fn v4_name(name: &str) -> Option<String> {
+pub fn v4_name(name: &str) -> Option<String> {
     if name.ends_with(".scale") || name.contains(".experts.") || name.starts_with("mtp.") {
         return None;
     }

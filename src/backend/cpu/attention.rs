@@ -4,6 +4,8 @@
 
 use std::cell::RefCell;
 
+use super::simd::Usable;
+use super::simd::rows::RowList;
 use super::{CpuBackend, lanes, parts::parts, pool::Pool};
 use crate::backend::ops::Attention;
 
@@ -12,19 +14,17 @@ thread_local! {
     static SCRATCH: RefCell<(Vec<usize>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
 }
 
-pub fn attention(pool: &Pool, op: Attention<'_, CpuBackend>, out: &mut [f32]) {
-    // Heads of one task share the rows in the nearest cache.
+pub fn attention(pool: &Pool, level: Usable, op: Attention<'_, CpuBackend>, out: &mut [f32]) {
+    // Heads of one task share the rows in the nearest cache, and in registers.
     let block = [8, 4, 2].into_iter().find(|b| op.heads.is_multiple_of(*b)).unwrap_or(1);
     let (blocks, part) = (op.heads / block, block * op.width);
     let keys_max = op.window_len + op.compressed.as_ref().map_or(0, |c| c.k);
     parts(pool, &mut out[..op.rows * op.heads * op.width], part, 2 * part * keys_max, |i, out| {
-        SCRATCH.with_borrow_mut(|(keys, weights)| {
+        SCRATCH.with_borrow_mut(|(offsets, weights)| {
             let (r, head) = (i / blocks, i % blocks * block);
-            let window = list_keys(&op, r, keys);
-            for (h, out) in out.chunks_exact_mut(op.width).enumerate() {
-                let q = &op.q[(r * op.heads + head + h) * op.width..][..op.width];
-                attend(&op, q, op.sinks[head + h], (keys, window), weights, out);
-            }
+            let window = list_keys(&op, r, offsets);
+            let q = &op.q[(r * op.heads + head) * op.width..][..part];
+            attend(level, &op, (q, &op.sinks[head..head + block]), (offsets, window), weights, out);
         });
     });
 }
@@ -42,32 +42,51 @@ fn list_keys(op: &Attention<'_, CpuBackend>, r: usize, keys: &mut Vec<usize>) ->
     window
 }
 
-/// One head: scores, softmax with the sink in the denominator, weighted sum of the same rows.
+/// Some heads: scores, softmax with the sink in the denominator, weighted sum of the same rows.
 fn attend(
+    level: Usable,
     op: &Attention<'_, CpuBackend>,
-    q: &[f32],
-    sink: f32,
-    (keys, window): (&[usize], usize),
+    (q, sinks): (&[f32], &[f32]),
+    (offsets, window): (&[usize], usize),
     weights: &mut Vec<f32>,
     out: &mut [f32],
 ) {
-    let row = |i: usize| -> &[f32] {
-        match &op.compressed {
-            Some(c) if i >= window => &c.rows[keys[i]..][..op.width],
-            _ => &op.window[keys[i]..][..op.width],
-        }
-    };
+    let (keys, width) = (offsets.len(), op.width);
+    let (recent, selected) = offsets.split_at(window);
+    let recent = RowList { base: op.window, offsets: recent, width };
+    let compressed = op.compressed.as_ref().map_or(&[][..], |c| c.rows);
+    let selected = RowList { base: compressed, offsets: selected, width };
     weights.clear();
-    weights.extend((0..keys.len()).map(|i| lanes::dot(q, row(i)) * op.scale));
+    weights.resize(sinks.len() * keys, 0.0);
+    level.row_dots(q, recent, weights, keys);
+    if !selected.offsets.is_empty() {
+        level.row_dots(q, selected, &mut weights[window..], keys);
+    }
+    out.fill(0.0);
+    let mut sums = [0.0f32; HEADS_MAX];
+    for ((weights, sink), sum) in weights.chunks_exact_mut(keys).zip(sinks).zip(&mut sums) {
+        *sum = soften(weights, *sink, op.scale);
+    }
+    level.add_rows(weights, keys, recent, out);
+    if !selected.offsets.is_empty() {
+        level.add_rows(&weights[window..], keys, selected, out);
+    }
+    for (out, sum) in out.chunks_exact_mut(width).zip(sums) {
+        out.iter_mut().for_each(|v| *v /= sum);
+    }
+}
+
+/// Heads of one task at most.
+const HEADS_MAX: usize = 8;
+
+/// Scores to weights; returns their sum, the sink's included.
+fn soften(weights: &mut [f32], sink: f32, scale: f32) -> f32 {
+    weights.iter_mut().for_each(|w| *w *= scale);
     let max = weights.iter().copied().fold(sink, f32::max);
     let mut sum = lanes::exp(sink - max);
     for weight in weights.iter_mut() {
         *weight = lanes::exp(*weight - max);
         sum += *weight;
     }
-    out.fill(0.0);
-    for (i, weight) in weights.iter().enumerate() {
-        lanes::add_scaled(*weight, row(i), out);
-    }
-    out.iter_mut().for_each(|v| *v /= sum);
+    sum
 }

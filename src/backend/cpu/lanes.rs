@@ -4,6 +4,7 @@
 
 const LANES: usize = 16;
 
+#[inline(always)]
 fn fold(lanes: [f32; LANES]) -> f32 {
     let mut half = LANES / 2;
     let mut sums = lanes;
@@ -17,6 +18,7 @@ fn fold(lanes: [f32; LANES]) -> f32 {
 }
 
 /// `sum a_i * b_i` over the shorter length.
+#[inline(always)]
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     let len = a.len().min(b.len());
     let (a, b) = (&a[..len], &b[..len]);
@@ -44,6 +46,7 @@ pub fn dot4(a: &[f32], b: &[f32], c: &[f32], d: &[f32]) -> f32 {
 }
 
 /// `y_i += weight * x_i`.
+#[inline(always)]
 pub fn add_scaled(weight: f32, x: &[f32], y: &mut [f32]) {
     for (y, x) in y.iter_mut().zip(x) {
         *y += weight * x;

@@ -99,6 +99,11 @@ impl Kernels {
         self.level.level()
     }
 
+    /// The proof that the code of that level may be called.
+    pub(super) fn usable(&self) -> Usable {
+        self.level
+    }
+
     /// Makes `into` hold `x` (`[rows, cols]`) in the form that products with `ty` weights need under `mode`.
     pub fn prepare(
         &self,

@@ -250,7 +250,7 @@ impl Backend for CpuBackend {
     }
 
     fn index_scores(&self, op: ops::IndexScores<'_, Self>, scores: &mut Vec<f32>) -> Result<(), BackendError> {
-        index_scores::index_scores(&self.pool, op, scores);
+        index_scores::index_scores(&self.pool, self.kernels.usable(), op, scores);
         Ok(())
     }
 
@@ -265,7 +265,7 @@ impl Backend for CpuBackend {
     }
 
     fn attention(&self, op: ops::Attention<'_, Self>, out: &mut Vec<f32>) -> Result<(), BackendError> {
-        attention::attention(&self.pool, op, out);
+        attention::attention(&self.pool, self.kernels.usable(), op, out);
         Ok(())
     }
 

@@ -54,6 +54,9 @@ pub struct SweepArgs {
     /// UTF-8 text that is read, without chat format (one comes with the sources in benches/text)
     #[arg(long, value_name = "FILE")]
     pub prompt_file: Option<PathBuf>,
+    /// Read and generate random token ids of this seed, in place of a text and the model's choice: for random weights
+    #[arg(long, value_name = "SEED", conflicts_with = "prompt_file")]
+    pub random_tokens: Option<u64>,
     /// First context length
     #[arg(long, value_name = "N", default_value_t = 2048)]
     pub ctx_start: u32,

@@ -127,7 +127,7 @@ fn check_models(a: &Table, b: &Table) -> Result<(), CliError> {
 
 /// Settings that differ: often the purpose of the comparison, so they are shown and not refused.
 fn conditions(a: &Table, b: &Table) -> Vec<String> {
-    let columns: [TextColumn; 7] = [
+    let columns: [TextColumn; 8] = [
         ("machine", |row| &row.machine),
         ("build", |row| &row.build),
         ("backend", |row| &row.backend),
@@ -135,6 +135,7 @@ fn conditions(a: &Table, b: &Table) -> Vec<String> {
         ("cache policy", |row| &row.cache_policy),
         ("lookahead", |row| &row.lookahead),
         ("io", |row| &row.io),
+        ("tokens", |row| &row.tokens),
     ];
     let mut lines = Vec::new();
     for (name, column) in columns {

@@ -13,6 +13,7 @@ pub mod row;
 mod run;
 mod schedule;
 mod table;
+mod tokens;
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -34,7 +34,7 @@ pub struct Row {
     /// Tokens that were computed for it.
     pub prefill_tokens: u64,
     pub prefill_tps: f64,
-    /// Tokens generated, greedily and without the end token.
+    /// Tokens generated (`tokens` says how they were chosen).
     pub gen_tokens: u64,
     pub gen_tps: f64,
     /// Time of the first of them.
@@ -105,6 +105,8 @@ pub struct Row {
     pub io: String,
     /// What the probe found the drive to give; empty where it was not measured.
     pub drive_gb_per_s: Option<f64>,
+    /// What was read and generated: `text` and the model's choice, or `random` ids of a seed.
+    pub tokens: String,
 }
 
 impl Row {

@@ -15,13 +15,14 @@ use crate::cli::bench::measure::Mark;
 use crate::cli::bench::output::Rows;
 use crate::cli::bench::row::{Mode, Row, round};
 use crate::cli::bench::schedule::Schedule;
+use crate::cli::bench::tokens::Tokens;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::progress::{Meter, Unit};
 use crate::cli::run::from_session;
 use crate::cli::watch::RunWatcher;
-use crate::cli::{bench, input, open};
+use crate::cli::{bench, open};
 use crate::engine::options::{EngineOptions, Preload};
-use crate::engine::prepare::{Prepared, prepare, tokenizer};
+use crate::engine::prepare::{Prepared, prepare};
 use crate::engine::{Engine, Step};
 use crate::models::{RunnerOptions, Want};
 use crate::session::timeline::{SessionError, Timeline};
@@ -35,8 +36,7 @@ use crate::units::{TokenId, parse_budget};
 pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let schedule = Schedule::new(args)?;
     let options = engine_options(args, &schedule)?;
-    let tokens = text(args, &options)?;
-    schedule.check_text(&tokens)?;
+    let tokens = Tokens::new(args, &schedule, &options[0])?;
     let interrupt = Interrupt::listen().map_err(|e| CliError::failed(format!("cannot listen for signals: {e}")))?;
     // All budgets are planned before the first is measured, so that a bad one does not cost an hour.
     for one in &options {
@@ -84,21 +84,10 @@ fn engine_options(args: &RunArgs, schedule: &Schedule) -> Result<Vec<EngineOptio
     budgets.collect()
 }
 
-/// The tokens of the prompt file, the begin token first.
-fn text(args: &RunArgs, options: &[EngineOptions]) -> Result<Vec<TokenId>, CliError> {
-    let path = args.sweep.prompt_file.as_deref().ok_or_else(|| {
-        CliError::usage("no text to read: name a UTF-8 file with --prompt-file, such as benches/text/paradise_lost.txt")
-    })?;
-    let text = input::text_file(path)?;
-    let (tokenizer, _) = tokenizer(&options[0].model).map_err(CliError::failed)?;
-    let encoded = tokenizer.encode(&text).map_err(CliError::failed)?;
-    Ok(tokenizer.bos().into_iter().chain(encoded).collect())
-}
-
 /// A sweep under way.
 struct Bench<'a> {
     schedule: &'a Schedule,
-    tokens: &'a [TokenId],
+    tokens: &'a Tokens,
     identity: Identity,
     interrupt: &'a Interrupt,
     rows: Rows,
@@ -172,12 +161,12 @@ impl Bench<'_> {
 
     /// Walks the text from `offset` on. Without a label nothing is recorded: it warms the cache up.
     fn pass(&mut self, subject: &mut Subject, offset: usize, label: Option<Label>) -> Result<(), CliError> {
-        let text = &self.tokens[offset..][..self.schedule.text_tokens()];
+        let text = &self.tokens.read[offset..][..self.schedule.text_tokens()];
         subject.timeline.clear();
         for &frontier in &self.schedule.frontiers {
             let mut row = self.blank(subject, offset, label);
             self.extend(subject, &text[..frontier], &mut row)?;
-            self.generate(subject, &mut row)?;
+            self.generate(subject, (offset, frontier), &mut row)?;
             self.back_to(subject, frontier)?;
             self.record(row, label)?;
             let mut at = frontier;
@@ -194,7 +183,7 @@ impl Bench<'_> {
     }
 
     fn blank(&self, subject: &Subject, offset: usize, label: Option<Label>) -> Row {
-        let mut row = Row { text_offset: offset as u64, ..subject.blank.clone() };
+        let mut row = Row { text_offset: offset as u64, tokens: self.tokens.name(), ..subject.blank.clone() };
         if let Some(label) = label {
             row.regime = label.regime.name().into();
             row.rep = label.repetition as u64 + 1;
@@ -215,18 +204,21 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Times greedy tokens, the end token excepted, since a sweep wants the same number everywhere.
-    fn generate(&self, subject: &mut Subject, row: &mut Row) -> Result<(), CliError> {
+    /// Times generated tokens: greedy ones, the end token excepted, since a sweep wants the same number everywhere; or those drawn for this
+    /// offset and context length.
+    fn generate(&self, subject: &mut Subject, place: (usize, usize), row: &mut Row) -> Result<(), CliError> {
         let end = subject.engine.tokenizer().eos();
         let mark = Mark::now(&subject.engine);
         let mut ms = Vec::with_capacity(self.schedule.gen_tokens);
         let mut watcher = RunWatcher::new(self.interrupt);
+        let mut drawn = self.tokens.generated(place.0, place.1);
         for _ in 0..self.schedule.gen_tokens {
             if self.interrupt.is_set() {
                 return Err(from_session(SessionError::Interrupted));
             }
             let started = Instant::now();
-            let token = best(subject.timeline.last_logits(), end);
+            let drawn = drawn.as_mut().and_then(Iterator::next);
+            let token = drawn.unwrap_or_else(|| best(subject.timeline.last_logits(), end));
             subject.timeline.append(&[token], Want::Last, &mut watcher).map_err(from_session)?;
             ms.push(started.elapsed().as_secs_f64() * 1e3);
         }

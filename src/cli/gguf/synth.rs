@@ -13,7 +13,7 @@ use crate::cli::CliError;
 use crate::cli::progress::{Meter, Unit};
 use crate::engine::metadata::{FileMetadata, vocabulary};
 use crate::models;
-use crate::storage::convert::{ALIGNMENT, ConvertError, Recipe};
+use crate::storage::convert::{ALIGNMENT, Arch, ConvertError, Recipe};
 use crate::storage::synth::{Dims, Routing, Shape, SynthError, SynthOptions, SynthPlan};
 use crate::text::tokenizer::Tokenizer;
 
@@ -23,7 +23,10 @@ pub(super) struct SynthArgs {
     /// File to write
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// Sizes to start from: full is the published model (341 GiB as q2), small a few megabytes
+    /// Architecture: DeepSeek V4.1 or V4 Flash
+    #[arg(long, value_enum, default_value_t = ArchName::Deepseek41)]
+    arch: ArchName,
+    /// Sizes to start from: full is the published model (as q2 341 GiB, V4 Flash 81 GiB), small a few megabytes
     #[arg(long, value_enum, default_value_t = ShapeName::Full)]
     shape: ShapeName,
     /// Layers; kinds of layers are spread as in the published model
@@ -32,7 +35,7 @@ pub(super) struct SynthArgs {
     /// Routed experts a layer
     #[arg(long, value_name = "N")]
     experts: Option<u32>,
-    /// Rows of each n-gram table, rounded to what the hash needs; 0 leaves tables out
+    /// Rows of each n-gram table of V4.1, rounded to what the hash needs; 0 leaves tables out
     #[arg(long, value_name = "N")]
     table_rows: Option<u64>,
     /// Tokens of the vocabulary
@@ -65,6 +68,12 @@ pub(super) struct SynthArgs {
     /// Threads that make bytes [default: all processors]; the output does not depend on it
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum ArchName {
+    Deepseek41,
+    Deepseek4,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -117,7 +126,11 @@ fn dims(args: &SynthArgs) -> Result<Dims, CliError> {
         ShapeName::Full => Shape::Full,
         ShapeName::Small => Shape::Small,
     };
-    let mut dims = Dims::of(shape);
+    let arch = match args.arch {
+        ArchName::Deepseek41 => Arch::DeepSeek41,
+        ArchName::Deepseek4 => Arch::DeepSeek4,
+    };
+    let mut dims = Dims::of(arch, shape);
     for given in &args.dim {
         let pair = given.split_once('=').and_then(|(name, n)| Some((name, n.parse::<u32>().ok()?)));
         let (name, n) = pair.ok_or_else(|| CliError::usage(format!("--dim {given}: write NAME=N")))?;

@@ -14,6 +14,8 @@ pub mod moe;
 pub mod probing;
 pub mod ring;
 pub mod rotary;
+pub mod saved;
+pub mod spans;
 pub mod suffix;
 pub mod sweep;
 

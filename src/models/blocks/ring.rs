@@ -60,6 +60,11 @@ impl<B: Backend> Ring<B> {
         Ok(Self { rows: backend.alloc(what, slots * shape.width)?, slots, shape, saved })
     }
 
+    /// Values of a row.
+    pub fn width(&self) -> usize {
+        self.shape.width
+    }
+
     /// Writes `[rows, width]` from position `first_pos` on.
     pub fn store(&mut self, backend: &B, src: &B::Buf, rows: usize, first_pos: usize) -> Result<(), BackendError> {
         let (width, slots) = (self.shape.width, self.slots);

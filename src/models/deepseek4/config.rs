@@ -40,6 +40,11 @@ impl LayerPlan {
         self.ratio == RATIO_CHOSEN
     }
 
+    /// Parts of a token's projection, each for a group of its own.
+    pub fn parts(&self) -> usize {
+        if self.overlaps() { 2 } else { 1 }
+    }
+
     /// Whether a group also takes the tokens of the one before it.
     pub fn overlaps(&self) -> bool {
         self.ratio == RATIO_CHOSEN

@@ -3,12 +3,11 @@
 //! is forgotten lies in rings by position and everything else is append-only, so going back costs nothing as far as the rings reach, and a
 //! pass may commit fewer rows than it computed.
 
-use std::collections::VecDeque;
-
 use super::config::{Config, LayerPlan};
 use crate::backend::{Backend, BackendError};
 use crate::models::RunnerOptions;
 use crate::models::blocks::ring::{Ring, RingShape};
+use crate::models::blocks::spans::Spans;
 
 /// One kind of compressed rows of a layer.
 pub struct CompressedState<B: Backend> {
@@ -38,12 +37,9 @@ pub struct KvState<B: Backend> {
     pub written: usize,
     /// Rows that may be written behind an end without harm to it.
     slack: usize,
-    /// First and last lengths of parts of the past whose every window row was computed; between them sweeps left some out.
-    spans: VecDeque<(usize, usize)>,
+    /// Lengths around which every row was computed.
+    pub(super) spans: Spans,
 }
-
-/// Parts of the past that are remembered as within reach; older ones have left the rings long before, except in tiny sweeps.
-const SPANS_MAX: usize = 16;
 
 fn window_shape(c: &Config) -> RingShape {
     RingShape { width: c.head_dim, look_back: c.window - 1 }
@@ -51,12 +47,11 @@ fn window_shape(c: &Config) -> RingShape {
 
 /// Rings of a compressor whose rows have `width` values.
 fn compressor_shape(plan: &LayerPlan, width: usize) -> RingShape {
-    let parts = if plan.overlaps() { 2 } else { 1 };
-    RingShape { width: parts * width, look_back: parts * plan.ratio - 1 }
+    RingShape { width: plan.parts() * width, look_back: plan.parts() * plan.ratio - 1 }
 }
 
 /// Widths of the kinds that a layer has: compressed rows, index keys.
-fn kinds(c: &Config, plan: &LayerPlan) -> [Option<usize>; 2] {
+pub(super) fn kinds(c: &Config, plan: &LayerPlan) -> [Option<usize>; 2] {
     [(plan.ratio > 0).then_some(c.head_dim), plan.has_indexer().then_some(c.index_dim)]
 }
 
@@ -91,7 +86,7 @@ impl<B: Backend> KvState<B> {
         };
         let layers = c.layers.iter().map(layer).collect::<Result<_, _>>()?;
         let slack = RingShape::slack(options);
-        Ok(Self { layers, len: 0, written: 0, slack, spans: VecDeque::with_capacity(SPANS_MAX + 1) })
+        Ok(Self { layers, len: 0, written: 0, slack, spans: Spans::default() })
     }
 
     fn rings(&mut self) -> impl Iterator<Item = &mut Ring<B>> {
@@ -110,8 +105,7 @@ impl<B: Backend> KvState<B> {
 
     /// Whether the state can become that of its first `len` tokens.
     pub fn is_within_reach(&self, len: usize) -> bool {
-        let was_computed = || self.spans.iter().any(|&(from, to)| (from..=to).contains(&len));
-        len == self.len || (len < self.len && self.written - len <= self.slack && was_computed())
+        len == self.len || (len < self.len && self.written - len <= self.slack && self.spans.contains(len))
     }
 
     /// The largest length up to `len` that is within reach; 0 if there is none.
@@ -124,23 +118,13 @@ impl<B: Backend> KvState<B> {
     pub fn rewind(&mut self, len: usize) {
         assert!(self.is_within_reach(len), "a state of {} tokens cannot go back to {len}", self.len);
         self.len = len;
-        self.spans.retain(|&(from, _)| from <= len);
-        if let Some(span) = self.spans.back_mut() {
-            span.1 = span.1.min(len);
-        }
+        self.spans.cut(len);
     }
 
     /// Accepts a sweep of `rows` rows that went through all layers; the last `reach` of them can be taken back.
     pub fn commit(&mut self, rows: usize, reach: usize) {
-        let reach = reach.min(rows);
         self.len += rows;
-        match self.spans.back_mut() {
-            Some(span) if reach == rows => span.1 = self.len,
-            _ => self.spans.push_back((self.len - reach, self.len)),
-        }
-        if self.spans.len() > SPANS_MAX {
-            self.spans.pop_front();
-        }
+        self.spans.commit(self.len, rows, reach);
     }
 
     /// `rows` rows are going to be written: keeps a copy of what a sweep may overwrite.

@@ -1,6 +1,6 @@
 //! DeepSeek V4 text models (Flash, PRO and their siblings). Each file names the section of the specification deepseek-v4 that it implements:
 //! `config` 1; `weights` 2; `pass` 3.1, 3.2; `attention` 3.5; `compressor` 3.7; `indexer` 3.8; `token_experts` 3.9; `head` 3.13; `sweep`,
-//! `runner` 3.15; `kv` 4.
+//! `runner` 3.15; `kv`, `snapshot` 4.
 //! Never rounds activations: only what is cached is rounded (3.6), and that rounding is part of the model. Surprising fact: the first layers'
 //! experts follow from token ids alone, so they can be read as soon as a token is chosen.
 
@@ -14,6 +14,7 @@ mod kv;
 mod matrix_inputs;
 mod pass;
 mod runner;
+mod snapshot;
 mod sweep;
 mod token_experts;
 mod weights;

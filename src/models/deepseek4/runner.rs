@@ -8,6 +8,7 @@ use super::config::{ARCH, Config};
 use super::kv::{KvState, kv_bytes};
 use super::matrix_inputs::{matrix_inputs, products};
 use super::pass::{Ctx, Pass};
+use super::snapshot;
 use super::sweep::SweepRows;
 use super::weights::{Weights, tensor_specs};
 use super::workspace::{Carry, CarrySizes, Sizes, Workspace};
@@ -18,6 +19,7 @@ use crate::models::blocks::suffix::Suffix;
 use crate::models::blocks::sweep::Sweep;
 use crate::models::metadata::MetadataView;
 use crate::models::probe::{MatrixInput, Probe};
+use crate::models::state::{StateError, StatePart, StateSink, StateSource};
 use crate::models::supply::{ExpertSupply, RowSupply};
 use crate::models::weights::{TensorSpec, WeightSource};
 use crate::models::{
@@ -53,6 +55,10 @@ impl ModelConfig for Config {
         let carry = CarrySizes::new(self, options).bytes() + experts.bytes();
         let scratch = Sizes::new(self, options).bytes() + carry + Host::bytes_for(self, options);
         RunnerBytes { kv: kv_bytes(self, options), scratch }
+    }
+
+    fn frontier_bytes(&self) -> u64 {
+        snapshot::frontier_bytes(self)
     }
 
     fn products(&self, options: &RunnerOptions) -> Vec<Product> {
@@ -351,6 +357,25 @@ impl<B: Backend> ModelRunner for Runner<B> {
         }
         self.reset();
         0
+    }
+
+    fn save_state(&mut self, part: StatePart, sink: &mut dyn StateSink) -> Result<(), StateError> {
+        self.state.save_to(part, &self.model.config, &*self.model.backend, sink)
+    }
+
+    fn load_state(
+        &mut self,
+        part: StatePart,
+        kept: &[TokenId],
+        source: &mut dyn StateSource,
+    ) -> Result<(), StateError> {
+        self.announced = None;
+        let (model, ctx) = (&self.model, self.options.ctx);
+        let loaded = self.state.load_from((part, kept.len(), ctx), &model.config, &*model.backend, source);
+        if loaded.is_err() {
+            self.state.reset();
+        }
+        loaded
     }
 
     /// Spec 2.6: the experts of hash-routed layers are known with the token. More than one token's may not fit the cache beside each other,

@@ -4,18 +4,15 @@
 //! what it overwrites is older than anything that the rows at `len` still see. A sweep of several chunks overwrites more, so it begins
 //! with a copy of what the rows at `len` see. What can be gone back to, saved and loaded is in `snapshot`.
 
-use std::collections::VecDeque;
-
 use super::config::Config;
 use crate::backend::{Backend, BackendError};
 use crate::models::RunnerOptions;
+use crate::models::blocks::spans::Spans;
 use crate::models::state::ROLLBACK_ROWS;
 use crate::units::TokenId;
 
 /// Latest tokens whose values and gates are kept beside the open pair: going back over [`ROLLBACK_ROWS`] may open an older one.
 pub const PAIR_ROWS: usize = ROLLBACK_ROWS + 1;
-/// Parts of the past that are remembered as within reach; older ones have left the rings long before, except in tiny sweeps.
-const SPANS_MAX: usize = 16;
 
 /// Values and gates of a token whose pair is not complete.
 pub struct OpenPair<B: Backend> {
@@ -57,8 +54,8 @@ pub struct KvState<B: Backend> {
     pub base: usize,
     /// First position that `recent` holds; all up to `len` follow.
     pub pairs_from: usize,
-    /// First and last lengths of parts of the past whose every window row was computed; between them sweeps left some out.
-    pub spans: VecDeque<(usize, usize)>,
+    /// Lengths around which every row was computed.
+    pub spans: Spans,
 }
 
 /// Name and values of one buffer of the state.
@@ -146,7 +143,7 @@ impl<B: Backend> KvState<B> {
             written: 0,
             base: 0,
             pairs_from: 0,
-            spans: VecDeque::with_capacity(SPANS_MAX + 1),
+            spans: Spans::default(),
         })
     }
 
@@ -166,15 +163,8 @@ impl<B: Backend> KvState<B> {
 
     /// Accepts a sweep that went through all layers; its last `reach` rows can be taken back.
     pub fn commit(&mut self, tokens: &[TokenId], look_back: usize, reach: usize) {
-        let start = self.len;
         self.len += tokens.len();
-        match self.spans.back_mut() {
-            Some(span) if reach >= tokens.len() => span.1 = self.len,
-            _ => self.spans.push_back((self.len - reach.min(self.len - start), self.len)),
-        }
-        if self.spans.len() > SPANS_MAX {
-            self.spans.pop_front();
-        }
+        self.spans.commit(self.len, tokens.len(), reach);
         // An even length leaves no open pair; an odd one left it in the other buffer.
         self.open_now ^= 1;
         self.tail.extend_from_slice(&tokens[tokens.len().saturating_sub(look_back)..]);

@@ -1,16 +1,16 @@
 //! Going back, saving and loading of a sequence's state (spec 5.1, 5.4): what is within reach, and the pieces that leave and come back.
-//! Never rounds or packs: a piece holds the values as they are. Surprising fact: rings are saved by position and not by slot, so a state
-//! saved under one chunk length, sweep width or device loads under any other.
+//! Never copies more than an open pair to go back. Surprising fact: of a pair that is complete the latest tokens are kept all the same, since
+//! taking one back opens it again.
 
 use super::config::Config;
 use super::kv::{KvState, OpenPair, PAIR_ROWS};
 use super::pass::Ctx;
 use crate::backend::{Backend, BackendError};
+use crate::models::blocks::saved::{
+    LastRows, at_most, expect_shape, load_list, load_row, ring_parts, save_list, save_row,
+};
 use crate::models::state::{ROLLBACK_ROWS, StateError, StatePart, StateSink, StateSource};
 use crate::units::TokenId;
-
-/// Values of a long buffer that go at a time. Part of the format: pieces are cut here.
-const PIECE_VALUES: usize = 1 << 18;
 
 const SHAPE: &str = "shape";
 const EXTENT: &str = "extent";
@@ -60,33 +60,26 @@ impl Extent {
         [self.len, self.reach, self.window, self.pairs].map(|number| number as u64)
     }
 
+    fn window_rows(self, slots: usize, width: usize) -> LastRows {
+        LastRows { slots, width, end: self.len, count: self.window }
+    }
+
+    fn pair_rows(self, width: usize) -> LastRows {
+        LastRows { slots: PAIR_ROWS, width, end: self.len, count: self.pairs }
+    }
+
     /// Believes nothing that a state of this model could not have.
     fn from_numbers(numbers: [u64; Self::NUMBERS], config: &Config, ctx: usize) -> Result<Self, StateError> {
-        let below = |what, found: u64, most: usize| match usize::try_from(found) {
-            Ok(number) if number <= most => Ok(number),
-            _ => Err(StateError::mismatch(what, found, format!("at most {most}"))),
-        };
         let [len, reach, window, pairs] = numbers;
-        let len = below("the number of tokens", len, ctx)?;
-        let reach = below("the number of tokens that can be taken back", reach, ROLLBACK_ROWS.min(len))?;
-        let pairs = below("the number of recent pairs", pairs, PAIR_ROWS.min(len))?;
+        let len = at_most("the number of tokens", len, ctx)?;
+        let reach = at_most("the number of tokens that can be taken back", reach, ROLLBACK_ROWS.min(len))?;
+        let pairs = at_most("the number of recent pairs", pairs, PAIR_ROWS.min(len))?;
         let expected = len.min(config.window - 1 + reach);
         if window != expected as u64 {
             return Err(StateError::mismatch("the number of window rows", window, expected));
         }
         Ok(Self { len, reach, window: expected, pairs })
     }
-}
-
-/// Parts of `first..end` that lie side by side in a ring of `slots`: first position, first slot, count.
-fn ring_parts(first: usize, end: usize, slots: usize) -> impl Iterator<Item = (usize, usize, usize)> {
-    let mut at = first;
-    std::iter::from_fn(move || {
-        let count = (end - at).min(slots - at % slots);
-        let part = (at, at % slots, count);
-        at += count;
-        (count > 0).then_some(part)
-    })
 }
 
 impl<B: Backend> KvState<B> {
@@ -117,7 +110,7 @@ impl<B: Backend> KvState<B> {
     fn is_within_reach(&self, len: usize, window: usize) -> bool {
         let oldest = self.base.max(self.written.saturating_sub(self.window_slots));
         let has_window = len.saturating_sub(window - 1) >= oldest;
-        let was_computed = self.spans.iter().any(|&(from, to)| (from..=to).contains(&len));
+        let was_computed = self.spans.contains(len);
         let has_pair = len.is_multiple_of(2) || !self.has_pairs() || len > self.pairs_from;
         len == self.len || (len < self.len && has_window && was_computed && has_pair)
     }
@@ -161,10 +154,7 @@ impl<B: Backend> KvState<B> {
     fn end_at(&mut self, kept: &[TokenId], look_back: usize) {
         self.len = kept.len();
         self.tail = kept[kept.len().saturating_sub(look_back)..].to_vec();
-        self.spans.retain(|(from, _)| *from <= kept.len());
-        if let Some(last) = self.spans.back_mut() {
-            last.1 = last.1.min(kept.len());
-        }
+        self.spans.cut(kept.len());
     }
 
     fn extent(&self, config: &Config) -> Extent {
@@ -187,19 +177,16 @@ impl<B: Backend> KvState<B> {
         sink.room(numbers, values);
         sink.numbers(SHAPE, &shape(config))?;
         sink.numbers(EXTENT, &extent.to_numbers())?;
-        let mut host = vec![0.0; extent.window.max(PAIR_ROWS) * width];
+        let mut host = Vec::new();
         for window in &self.windows {
-            download_ring(backend, (window, self.window_slots), (extent.len, extent.window), width, &mut host)?;
-            sink.values(WINDOW, &host[..extent.window * width])?;
+            extent.window_rows(self.window_slots, width).save(WINDOW, window, backend, sink, &mut host)?;
         }
         for owner in &self.owners {
             let (Some(open), Some(recent)) = (&owner.open, &owner.recent) else { continue };
             let OpenPair { values, gates } = &open[self.open_now];
             for (buf, ring) in [(values, &recent.values), (gates, &recent.gates)] {
-                backend.download(buf, 0, &mut host[..width])?;
-                sink.values(OPEN, &host[..width])?;
-                download_ring(backend, (ring, PAIR_ROWS), (extent.len, extent.pairs), width, &mut host)?;
-                sink.values(RECENT, &host[..extent.pairs * width])?;
+                save_row(OPEN, (buf, width), backend, sink, &mut host)?;
+                extent.pair_rows(width).save(RECENT, ring, backend, sink, &mut host)?;
             }
         }
         if part == StatePart::Frontier {
@@ -209,11 +196,7 @@ impl<B: Backend> KvState<B> {
             let count = extent.len / config.layers[config.owners[at]].ratio;
             let keys = owner.keys.as_ref().map(|keys| (KEYS, keys, count * config.index_dim));
             for (name, buf, values) in [(ROWS, &owner.rows, count * width)].into_iter().chain(keys) {
-                for first in (0..values).step_by(PIECE_VALUES) {
-                    host.resize(PIECE_VALUES.min(values - first), 0.0);
-                    backend.download(buf, first, &mut host)?;
-                    sink.values(name, &host)?;
-                }
+                save_list(name, (buf, values), backend, sink, &mut host)?;
             }
         }
         Ok(())
@@ -227,11 +210,8 @@ impl<B: Backend> KvState<B> {
         backend: &B,
         source: &mut dyn StateSource,
     ) -> Result<(), StateError> {
-        let (mut found, mut numbers) = (shape(config), [0; Extent::NUMBERS]);
-        source.numbers(SHAPE, &mut found)?;
-        if found != shape(config) {
-            return Err(StateError::mismatch("its shape", format!("{found:?}"), format!("{:?}", shape(config))));
-        }
+        expect_shape(SHAPE, &shape(config), source)?;
+        let mut numbers = [0; Extent::NUMBERS];
         source.numbers(EXTENT, &mut numbers)?;
         let extent = Extent::from_numbers(numbers, config, ctx)?;
         if !(extent.len - extent.reach..=extent.len).contains(&kept.len()) {
@@ -244,8 +224,7 @@ impl<B: Backend> KvState<B> {
         }
         (self.len, self.written, self.base) = (extent.len, extent.len, extent.len - extent.window);
         self.pairs_from = extent.len - extent.pairs;
-        self.spans.clear();
-        self.spans.push_back((extent.len - extent.reach, extent.len));
+        self.spans.reset_to(extent.len - extent.reach, extent.len);
         if kept.len() < extent.len {
             self.open_pair_at(kept.len(), config.head_dim, backend)?;
         }
@@ -262,19 +241,16 @@ impl<B: Backend> KvState<B> {
         source: &mut dyn StateSource,
     ) -> Result<(), StateError> {
         let width = config.head_dim;
-        let mut host = vec![0.0; extent.window.max(PAIR_ROWS) * width];
+        let mut host = Vec::new();
         for window in &mut self.windows {
-            source.values(WINDOW, &mut host[..extent.window * width])?;
-            upload_ring(backend, (window, self.window_slots), (extent.len, extent.window), width, &host)?;
+            extent.window_rows(self.window_slots, width).load(WINDOW, window, backend, source, &mut host)?;
         }
         for owner in &mut self.owners {
             let (Some(open), Some(recent)) = (&mut owner.open, &mut owner.recent) else { continue };
             let OpenPair { values, gates } = &mut open[self.open_now];
             for (buf, ring) in [(values, &mut recent.values), (gates, &mut recent.gates)] {
-                source.values(OPEN, &mut host[..width])?;
-                backend.upload(&host[..width], buf, 0)?;
-                source.values(RECENT, &mut host[..extent.pairs * width])?;
-                upload_ring(backend, (ring, PAIR_ROWS), (extent.len, extent.pairs), width, &host)?;
+                load_row(OPEN, (buf, width), backend, source, &mut host)?;
+                extent.pair_rows(width).load(RECENT, ring, backend, source, &mut host)?;
             }
         }
         Ok(())
@@ -293,57 +269,9 @@ impl<B: Backend> KvState<B> {
             let count = extent.len / config.layers[config.owners[at]].ratio;
             let keys = owner.keys.as_mut().map(|keys| (KEYS, keys, count * config.index_dim));
             for (name, buf, values) in [(ROWS, &mut owner.rows, count * config.head_dim)].into_iter().chain(keys) {
-                for first in (0..values).step_by(PIECE_VALUES) {
-                    host.resize(PIECE_VALUES.min(values - first), 0.0);
-                    source.values(name, &mut host)?;
-                    backend.upload(&host, buf, first)?;
-                }
+                load_list(name, (buf, values), backend, source, &mut host)?;
             }
         }
         Ok(())
-    }
-}
-
-/// The last `count` rows before `end`, oldest first.
-fn download_ring<B: Backend>(
-    backend: &B,
-    (ring, slots): (&B::Buf, usize),
-    (end, count): (usize, usize),
-    width: usize,
-    host: &mut [f32],
-) -> Result<(), BackendError> {
-    let first = end - count;
-    for (at, slot, count) in ring_parts(first, end, slots) {
-        backend.download(ring, slot * width, &mut host[(at - first) * width..][..count * width])?;
-    }
-    Ok(())
-}
-
-/// Undoes [`download_ring`].
-fn upload_ring<B: Backend>(
-    backend: &B,
-    (ring, slots): (&mut B::Buf, usize),
-    (end, count): (usize, usize),
-    width: usize,
-    host: &[f32],
-) -> Result<(), BackendError> {
-    let first = end - count;
-    for (at, slot, count) in ring_parts(first, end, slots) {
-        backend.upload(&host[(at - first) * width..][..count * width], ring, slot * width)?;
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_of_a_ring() {
-        let parts = |first, end| ring_parts(first, end, 10).collect::<Vec<_>>();
-        assert_eq!(parts(3, 7), [(3, 3, 4)]);
-        assert_eq!(parts(8, 15), [(8, 8, 2), (10, 0, 5)]);
-        assert_eq!(parts(20, 30), [(20, 0, 10)]);
-        assert!(parts(5, 5).is_empty());
     }
 }

@@ -9,7 +9,7 @@ use safetensors::Dtype;
 use serde_json::{Map, Value};
 
 use super::error::ConvertError;
-use super::names::{GLOBAL, LAYER, Name, TensorClass, Where};
+use super::names::{Arch, Name, Schedule, TensorClass, Where};
 use super::part::{Part, Slice, TensorPlan};
 use super::shard::{Entry, Shard};
 use crate::quant::QuantType;
@@ -46,11 +46,17 @@ pub(super) struct Config {
     /// The file as it is.
     pub(super) text: String,
     root: Map<String, Value>,
+    arch: Arch,
 }
 
 impl Config {
-    fn error(key: &str, problem: impl Into<String>) -> ConvertError {
+    pub(super) fn error(key: &str, problem: impl Into<String>) -> ConvertError {
         ConvertError::Config { key: key.into(), problem: problem.into() }
+    }
+
+    /// The architecture that the folder is of.
+    pub(super) fn arch(&self) -> Arch {
+        self.arch
     }
 
     /// A value of `text_config`, else of the whole; null counts as absent.
@@ -109,27 +115,48 @@ impl Config {
         let equal = |v: &Value| v == expected || (v.is_number() && v.as_f64() == expected.as_f64());
         match self.get(key) {
             Some(v) if !equal(v) => {
-                Err(Self::error(key, format!("is {v}; only {expected} can be stored in a deepseek41 file")))
+                Err(Self::error(key, format!("is {v}; only {expected} can be stored in a {} file", self.arch.name())))
             }
             _ => Ok(()),
         }
     }
 
-    /// Compress ratios of the model's own layers, without the draft stages behind them.
-    pub(super) fn compress_ratios(&self) -> Result<Vec<u32>, ConvertError> {
+    /// Compress ratios as they are: those of draft stages follow the model's own layers.
+    pub(super) fn all_ratios(&self) -> Result<Vec<u32>, ConvertError> {
         let layers = self.u32("num_hidden_layers")? as usize;
-        let mut ratios = self.u32_array("compress_ratios")?;
+        let ratios = self.u32_array("compress_ratios")?;
         if ratios.len() < layers {
             let problem = format!("has {} entries for {layers} layers", ratios.len());
             return Err(Self::error("compress_ratios", problem));
         }
-        ratios.truncate(layers);
+        Ok(ratios)
+    }
+
+    /// Compress ratios of the model's own layers.
+    pub(super) fn compress_ratios(&self) -> Result<Vec<u32>, ConvertError> {
+        let mut ratios = self.all_ratios()?;
+        ratios.truncate(self.u32("num_hidden_layers")? as usize);
         Ok(ratios)
     }
 
     /// Layers with n-gram tables; none when the key is absent.
     pub(super) fn engram_layers(&self) -> Result<Vec<u32>, ConvertError> {
         if self.get("engram_layer_ids").is_none() { Ok(Vec::new()) } else { self.u32_array("engram_layer_ids") }
+    }
+
+    /// Which layers have which parts (spec 1.2).
+    fn schedule(&self) -> Result<Schedule, ConvertError> {
+        let ratios = self.compress_ratios()?;
+        Ok(match self.arch {
+            Arch::DeepSeek41 => Schedule {
+                ratios,
+                kv_sources: self.u32_array("kv_source_layer_ids")?,
+                index_sources: self.u32_array("index_source_layer_ids")?,
+                engram: self.engram_layers()?,
+                hashed: 0,
+            },
+            Arch::DeepSeek4 => Schedule::of_ratios(ratios, self.u32("num_hash_layers")?),
+        })
     }
 
     /// Rows and columns of an FP8 scale tile.
@@ -156,6 +183,7 @@ pub(super) struct Plan {
 #[derive(Debug)]
 pub(super) struct Checkpoint {
     pub(super) folder: PathBuf,
+    pub(super) arch: Arch,
     pub(super) config: Config,
     tensors: BTreeMap<String, Entry>,
 }
@@ -166,26 +194,32 @@ impl Checkpoint {
         let Some(JsonFile { text, object: root }) = read_json(&path)? else {
             return Err(ConvertError::Json { path, problem: "is missing".into() });
         };
-        let config = Config { text, root };
-        let model_type = config.root.get("model_type").and_then(Value::as_str).unwrap_or("absent");
-        if !model_type.starts_with("deepseek_v41") {
-            return Err(Config::error("model_type", format!("is {model_type}; deepseek_v41 can be converted")));
-        }
-        Ok(Self { folder: folder.to_owned(), config, tensors: open_shards(folder)? })
+        let model_type = root.get("model_type").and_then(Value::as_str).unwrap_or("absent");
+        // "deepseek_v41" begins with "deepseek_v4", and a later one may, too.
+        let is_of = |arch: &Arch| {
+            let rest = model_type.strip_prefix(arch.model_type());
+            rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
+        };
+        let Some(arch) = Arch::ALL.into_iter().find(is_of) else {
+            let known = Arch::ALL.map(Arch::model_type).join(" and ");
+            return Err(Config::error("model_type", format!("is {model_type}; {known} can be converted")));
+        };
+        let config = Config { text, root, arch };
+        Ok(Self { folder: folder.to_owned(), arch, config, tensors: open_shards(folder)? })
     }
 
     /// Pairs every GGUF tensor with its source.
     pub(super) fn plan(&self) -> Result<Plan, ConvertError> {
         let mut used = BTreeSet::new();
         let mut tensors = Vec::new();
-        for name in &GLOBAL {
+        for name in self.arch.global() {
             tensors.push(self.tensor(name, name.gguf.into(), name.checkpoint, &mut used)?);
         }
         let layers = self.config.u32("num_hidden_layers")?;
-        let schedule = Schedule::of(&self.config)?;
+        let schedule = self.config.schedule()?;
         let mut tables = Vec::new();
         for layer in 0..layers {
-            for name in &LAYER {
+            for name in self.arch.layer() {
                 let source = format!("layers.{layer}.{}", name.checkpoint);
                 let wanted = match name.layers {
                     Where::Present => self.tensors.contains_key(&source),
@@ -206,8 +240,8 @@ impl Checkpoint {
     fn left_out(&self, layers: u32, used: &BTreeSet<String>) -> Result<usize, ConvertError> {
         let unused: Vec<&String> = self.tensors.keys().filter(|name| !used.contains(*name)).collect();
         let inside = |name: &str| match name.strip_prefix("layers.").and_then(|n| n.split_once('.')) {
-            Some((layer, _)) => layer.parse::<u32>().is_ok_and(|l| l < layers),
-            None => ["embed.", "norm.", "head."].iter().any(|p| name.starts_with(p)),
+            Some((layer, part)) => layer.parse::<u32>().is_ok_and(|l| l < layers) && !self.arch.is_unused(part),
+            None => ["embed.", "norm.", "head.", "hc_head_"].iter().any(|p| name.starts_with(p)),
         };
         let stray: Vec<&&String> = unused.iter().filter(|name| inside(name)).collect();
         match stray.first() {
@@ -273,6 +307,10 @@ impl Checkpoint {
             return shape(&weight.shape, "no empty dimension".into());
         }
         let dims = |columns| if weight.shape.len() == 1 { vec![columns] } else { vec![columns, rows] };
+        if class == TensorClass::Ids {
+            let part = self.ids(name, &weight)?;
+            return Ok((part, dims(stored)));
+        }
         let float = match weight.dtype {
             Dtype::F32 => Some(QuantType::F32),
             Dtype::F16 => Some(QuantType::F16),
@@ -313,6 +351,21 @@ impl Checkpoint {
             _ => (Part::Fp4 { codes, scales }, dims(columns)),
         })
     }
+
+    /// A table of experts by token.
+    fn ids(&self, name: &str, table: &Entry) -> Result<Part, ConvertError> {
+        let expected = [self.config.u32("vocab_size")?, self.config.u32("num_experts_per_tok")?].map(u64::from);
+        if table.shape != expected {
+            let expected = format!("{expected:?}: a row of experts for every token");
+            return Err(ConvertError::Shape { tensor: name.into(), found: table.shape.clone(), expected });
+        }
+        let bytes_each = match table.dtype {
+            Dtype::I64 => 8,
+            Dtype::I32 => 4,
+            _ => return Err(wrong_dtype(name, table, "I64 or I32")),
+        };
+        Ok(Part::Ids { at: Slice::of(table), bytes_each, below: self.config.u32("n_routed_experts")? })
+    }
 }
 
 fn wrong_dtype(name: &str, entry: &Entry, expected: &'static str) -> ConvertError {
@@ -345,36 +398,4 @@ fn open_shards(folder: &Path) -> Result<BTreeMap<String, Entry>, ConvertError> {
         tensors.insert(tensor.clone(), entry.clone());
     }
     Ok(tensors)
-}
-
-/// Which layers have which parts (spec 1.2).
-struct Schedule {
-    ratios: Vec<u32>,
-    kv_sources: Vec<u32>,
-    index_sources: Vec<u32>,
-    engram: Vec<u32>,
-}
-
-impl Schedule {
-    fn of(config: &Config) -> Result<Self, ConvertError> {
-        Ok(Self {
-            ratios: config.compress_ratios()?,
-            kv_sources: config.u32_array("kv_source_layer_ids")?,
-            index_sources: config.u32_array("index_source_layer_ids")?,
-            engram: config.engram_layers()?,
-        })
-    }
-
-    fn wants(&self, layer: u32, rule: Where) -> bool {
-        let makes_rows = self.kv_sources.contains(&layer);
-        match rule {
-            Where::Every => true,
-            Where::KvSource => makes_rows,
-            Where::PoolingSource => makes_rows && self.ratios[layer as usize] > 1,
-            Where::IndexKeys => makes_rows && self.index_sources.contains(&layer),
-            Where::IndexSource => self.index_sources.contains(&layer),
-            Where::Engram => self.engram.contains(&layer),
-            Where::Present => false,
-        }
-    }
 }

@@ -1,5 +1,5 @@
-//! The `deepseek41.*` keys of a V4.1 file (spec 1.3), made from config.json.
-//! Owns which keys are written and their types; reading them back is the model's business.
+//! What every converted file says of itself, and the `deepseek41.*` keys of a V4.1 file (spec 1.3), made from config.json.
+//! Owns which keys are written and their types; reading them back is the model's business. V4's keys are in `dialect4`.
 //! Surprising fact: three engram keys go beyond the published files, which leave head count, width and n-gram size to be
 //! guessed from the numbers of primes.
 
@@ -8,7 +8,8 @@ use serde_json::json;
 use super::checkpoint::{Checkpoint, Config};
 use super::engram::EngramConstants;
 use super::error::ConvertError;
-use super::{Options, vocabulary};
+use super::names::Arch;
+use super::{Options, dialect4, vocabulary};
 use crate::storage::gguf::{Metadata, Value};
 use crate::storage::layout::engram_encoding;
 
@@ -44,30 +45,45 @@ const F32_KEYS: [&str; 4] = ["rms_norm_eps", "hc_eps", "swiglu_limit", "routed_s
 const ROPE_KEYS: [&str; 4] = ["factor", "beta_fast", "beta_slow", "original_max_position_embeddings"];
 
 /// Keys that say how a file was made, not what it computes.
-pub(super) const PROVENANCE: [&str; 8] = [
+pub(super) const PROVENANCE: [&str; 11] = [
     "general.name",
     "general.alignment",
     "general.source.url",
     "general.source.revision",
-    QUANTIZATION,
-    CALIBRATION,
+    FILE_TYPE,
+    "deepseek41.quantization",
+    "deepseek41.calibration",
     "deepseek41.attention_calibration",
+    "deepseek4.quantization",
+    "deepseek4.calibration",
     IMPORTANCE_FILE,
 ];
-const QUANTIZATION: &str = "deepseek41.quantization";
-const CALIBRATION: &str = "deepseek41.calibration";
+/// A number for a recipe of other tools.
+const FILE_TYPE: &str = "general.file_type";
 const IMPORTANCE_FILE: &str = "quantize.imatrix.file";
 
 /// All metadata of a converted checkpoint.
 pub(super) fn metadata(checkpoint: &Checkpoint, options: &Options) -> Result<Metadata, ConvertError> {
-    let config = &checkpoint.config;
-    refuse_what_has_no_key(config)?;
+    let (arch, config) = (checkpoint.arch, &checkpoint.config);
     let mut m = Metadata::new();
-    m.insert("general.architecture", "deepseek41");
+    m.insert("general.architecture", arch.name());
     let folder = checkpoint.folder.canonicalize().ok();
     let name = folder.as_ref().and_then(|f| f.file_name()).map(|n| n.to_string_lossy().into_owned());
-    m.insert("general.name", name.unwrap_or_else(|| "deepseek41".into()));
+    m.insert("general.name", name.unwrap_or_else(|| arch.name().into()));
     m.insert("general.alignment", options.alignment);
+    match arch {
+        Arch::DeepSeek41 => add_keys(&mut m, checkpoint)?,
+        Arch::DeepSeek4 => dialect4::add_keys(&mut m, config)?,
+    }
+    set_provenance(&mut m, arch, options);
+    vocabulary::add(&mut m, config, &checkpoint.folder)?;
+    Ok(m)
+}
+
+/// Keys of a V4.1 file.
+fn add_keys(m: &mut Metadata, checkpoint: &Checkpoint) -> Result<(), ConvertError> {
+    let config = &checkpoint.config;
+    refuse_what_has_no_key(config)?;
     for key in U32_KEYS {
         m.insert(format!("deepseek41.{key}"), config.u32(key)?);
     }
@@ -86,12 +102,10 @@ pub(super) fn metadata(checkpoint: &Checkpoint, options: &Options) -> Result<Met
     m.insert("deepseek41.kv_source_layer_ids", config.u32_array("kv_source_layer_ids")?);
     m.insert("deepseek41.index_source_layer_ids", config.u32_array("index_source_layer_ids")?);
     if let Some(engram) = EngramConstants::of_checkpoint(config, &checkpoint.folder)? {
-        add_engram(&mut m, &engram);
+        add_engram(m, &engram);
     }
     m.insert("deepseek41.config", config.text.clone());
-    set_provenance(&mut m, options);
-    vocabulary::add(&mut m, config, &checkpoint.folder)?;
-    Ok(m)
+    Ok(())
 }
 
 /// Settings whose only known value is implied by the architecture.
@@ -126,10 +140,11 @@ fn narrow(values: &[u64]) -> Value {
 }
 
 /// Says by which recipe the tensors were made.
-pub(super) fn set_provenance(m: &mut Metadata, options: &Options) {
-    m.insert(QUANTIZATION, options.recipe.describe());
+pub(super) fn set_provenance(m: &mut Metadata, arch: Arch, options: &Options) {
+    m.insert(format!("{}.quantization", arch.name()), options.recipe.describe());
     let file = options.importance.and_then(|i| i.path().file_name());
-    m.insert(CALIBRATION, if file.is_some() { "imatrix" } else { "none" });
+    m.insert(format!("{}.calibration", arch.name()), if file.is_some() { "imatrix" } else { "none" });
+    m.remove(FILE_TYPE);
     match file {
         Some(file) => {
             m.insert(IMPORTANCE_FILE, file.to_string_lossy().into_owned());

@@ -6,6 +6,7 @@
 mod checkpoint;
 mod compare;
 mod dialect;
+pub(super) mod dialect4;
 pub(super) mod engram;
 mod error;
 mod importance;
@@ -22,7 +23,7 @@ use std::path::Path;
 pub use compare::{Comparison, MetadataDifference, TensorDifference, compare};
 pub use error::ConvertError;
 pub use importance::{Importance, write_importance};
-pub use names::TensorClass;
+pub use names::{Arch, TensorClass};
 pub use pipeline::{Summary, Watch};
 pub use recipe::{BaseRecipe, Recipe, Target};
 
@@ -57,15 +58,16 @@ pub fn convert(input: &Path, options: &Options, watch: &mut Watch) -> Result<Sum
     Ok(summary)
 }
 
-/// Re-encodes a V4.1 GGUF file by a recipe; metadata is kept except the provenance keys.
+/// Re-encodes a GGUF file by a recipe; metadata is kept except the provenance keys.
 ///
 /// # Errors
 /// As [`convert`].
 pub fn quantize(input: &GgufFile, options: &Options, watch: &mut Watch) -> Result<Summary, ConvertError> {
     super::layout::Layout::from_gguf(input)?;
-    let tensors = part::tensors_of_gguf(input)?;
+    let arch = Arch::of_gguf(input.metadata()).expect("the layout knows the same architectures");
+    let tensors = part::tensors_of_gguf(input, arch)?;
     let mut metadata = input.metadata().clone();
     metadata.insert("general.alignment", options.alignment);
-    dialect::set_provenance(&mut metadata, options);
+    dialect::set_provenance(&mut metadata, arch, options);
     pipeline::write(metadata, tensors, options, watch)
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::error::ConvertError;
-use super::names::{TensorClass, class_of};
+use super::names::{Arch, TensorClass};
 use super::shard::{Entry, SourceFile};
 use crate::quant::minifloat::{E2M1, E4M3, E8M0};
 use crate::quant::{QuantType, dequantize_row};
@@ -44,6 +44,8 @@ pub(super) enum Part {
     Fp4 { codes: Slice, scales: Slice },
     /// E4M3 codes [rows, width], E8M0 scales [rows, width / 32], to lie side by side in one row.
     TableRows { codes: Slice, scales: Slice, width: u64 },
+    /// Whole numbers of so many bytes each, all `below` a limit.
+    Ids { at: Slice, bytes_each: u64, below: u32 },
 }
 
 /// One tensor to be written.
@@ -74,6 +76,7 @@ pub(super) enum Loaded {
     Fp8 { codes: Vec<u8>, scales: Vec<u8>, tile: [u64; 2], first_row: u64, scale_columns: usize },
     Fp4 { codes: Vec<u8>, scales: Vec<u8> },
     TableRows { codes: Vec<u8>, scales: Vec<u8>, width: usize },
+    Ids { bytes: Vec<u8>, bytes_each: usize, below: u32 },
 }
 
 /// A value that cannot be stored: its column and what is wrong with it.
@@ -91,6 +94,7 @@ impl Part {
             Part::Fp8 { .. } => QuantType::BF16,
             Part::Fp4 { .. } => QuantType::MXFP4,
             Part::TableRows { .. } => QuantType::I8,
+            Part::Ids { .. } => QuantType::I32,
         }
     }
 
@@ -120,6 +124,10 @@ impl Part {
                 scales: scales.read(&rows, width / 32)?,
                 width: *width as usize,
             },
+            Part::Ids { at, bytes_each, below } => {
+                let bytes = at.read(&rows, columns * bytes_each)?;
+                Loaded::Ids { bytes, bytes_each: *bytes_each as usize, below: *below }
+            }
         })
     }
 }
@@ -153,6 +161,12 @@ impl Loaded {
                     return Err(BadValue { column, value: f32::NAN, problem: "in an n-gram row" });
                 }
                 refuse_nan_scale(scale_out, 32)?;
+            }
+            Loaded::Ids { bytes, bytes_each, below } => {
+                let ids = row(bytes, i, out.len() / 4 * bytes_each).chunks_exact(*bytes_each);
+                for (column, (id, out)) in ids.zip(out.chunks_exact_mut(4)).enumerate() {
+                    out.copy_from_slice(&narrow_id(id, *below).map_err(|bad| BadValue { column, ..bad })?);
+                }
             }
             _ => return Ok(false),
         }
@@ -193,7 +207,7 @@ impl Loaded {
                     }
                 }
             }
-            Loaded::TableRows { .. } => {
+            Loaded::TableRows { .. } | Loaded::Ids { .. } => {
                 return Err(BadValue { column: 0, value: f32::NAN, problem: "is raw bytes, not a number" });
             }
         }
@@ -202,6 +216,18 @@ impl Loaded {
             None => Ok(()),
         }
     }
+}
+
+/// A number of four or eight bytes as one of four.
+fn narrow_id(bytes: &[u8], below: u32) -> Result<[u8; 4], BadValue> {
+    let id = match bytes.try_into() {
+        Ok(wide) => i64::from_le_bytes(wide),
+        Err(_) => i64::from(i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])),
+    };
+    if !(0..i64::from(below)).contains(&id) {
+        return Err(BadValue { column: 0, value: id as f32, problem: "is no expert of this model" });
+    }
+    Ok((id as i32).to_le_bytes())
 }
 
 /// From pairs of neighbours to pairs 16 apart, which is how MXFP4 blocks pack their nibbles.
@@ -224,12 +250,12 @@ fn refuse_nan_scale(scales: &[u8], columns_each: usize) -> Result<(), BadValue> 
     }
 }
 
-/// The tensors of a V4.1 GGUF file as sources, in file order.
-pub(super) fn tensors_of_gguf(file: &GgufFile) -> Result<Vec<TensorPlan>, ConvertError> {
+/// The tensors of a GGUF file as sources, in file order.
+pub(super) fn tensors_of_gguf(file: &GgufFile, arch: Arch) -> Result<Vec<TensorPlan>, ConvertError> {
     let source = SourceFile::open(file.path())?;
     let plan = |t: &TensorInfo| {
         // A tensor this version has no name for keeps its type, like the n-gram rows.
-        let class = class_of(&t.name).unwrap_or(TensorClass::Rows);
+        let class = arch.class_of(&t.name).unwrap_or(TensorClass::Rows);
         // Only expert tensors are cut: their third dimension is known to be small.
         let is_routed = matches!(class, TensorClass::GateUp | TensorClass::Down);
         let experts = t.dims.get(2).copied().filter(|_| is_routed).unwrap_or(1);

@@ -73,7 +73,7 @@ impl Recipe {
     pub fn target(&self, class: TensorClass) -> Target {
         match class {
             TensorClass::Fixed => Target::Type(QuantType::F32),
-            TensorClass::Rows => Target::Native,
+            TensorClass::Rows | TensorClass::Ids => Target::Native,
             _ => self.entries[&class],
         }
     }
@@ -107,7 +107,7 @@ impl Recipe {
         })
     }
 
-    /// The provenance line of `deepseek41.quantization`, experts first as in published files.
+    /// The provenance line of `deepseek41.quantization` and `deepseek4.quantization`, experts first as in published files.
     pub fn describe(&self) -> String {
         const ORDER: [(TensorClass, &str); 9] = [
             (TensorClass::GateUp, "gate/up"),

@@ -27,7 +27,7 @@ pub(super) fn add(metadata: &mut Metadata, config: &Config, folder: &Path) -> Re
     let size = config.u32("vocab_size")? as usize;
     let words = Words::of(&json, size).map_err(fail)?;
     metadata.insert("tokenizer.ggml.model", "gpt2");
-    metadata.insert("tokenizer.ggml.pre", "joyai-llm");
+    metadata.insert("tokenizer.ggml.pre", config.arch().splitting());
     metadata.insert("tokenizer.ggml.tokens", words.texts.iter().collect::<StringArray>());
     metadata.insert("tokenizer.ggml.token_type", words.types.clone());
     metadata.insert("tokenizer.ggml.merges", merges(&json).map_err(fail)?);

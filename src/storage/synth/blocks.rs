@@ -12,6 +12,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::geometry::Tensor;
+use super::routing::score;
 use crate::quant::QuantType;
 use crate::quant::iq2_xxs::GRID;
 
@@ -37,9 +38,32 @@ pub(super) enum Fill {
     /// Mean zero and this standard deviation.
     Noise { std: f32 },
     /// Router biases by rank, in the order that the layer's dice give them.
-    Biases { ranked: Arc<[f32]>, layer: String, seed: u64 },
+    Biases(Ranks),
+    /// Rows of so many experts, as a router with these biases would choose them.
+    Experts { ranks: Ranks, used: usize },
     /// N-gram rows: e4m3 codes, then a scale a group of 32.
     Rows,
+}
+
+/// Router biases by rank, and what decides which expert has which rank.
+#[derive(Clone, Debug)]
+pub(super) struct Ranks {
+    ranked: Arc<[f32]>,
+    layer: String,
+    seed: u64,
+}
+
+impl Ranks {
+    /// Of the layer of `tensor`: all its tensors favour the same experts.
+    fn new(tensor: &Tensor, ranked: &Arc<[f32]>, seed: u64) -> Self {
+        let layer = tensor.name.strip_suffix(tensor.stem).unwrap_or_default().to_owned();
+        Self { ranked: Arc::clone(ranked), layer, seed }
+    }
+
+    /// The biases by expert.
+    fn by_expert(&self) -> Vec<f32> {
+        shuffled(&self.ranked, &mut Stream::new(self.seed, &self.layer, 0))
+    }
 }
 
 impl Fill {
@@ -50,12 +74,16 @@ impl Fill {
             "token_embd.weight" => Self::Noise { std: 1.0 },
             "engram_embd.weight" => Self::Rows,
             "attn_sinks.weight" => Self::Around { centre: 0.0, spread: 1.0 },
-            "hc_attn_base.weight" | "hc_ffn_base.weight" => Self::Around { centre: 0.0, spread: 0.5 },
-            "hc_attn_scale.weight" | "hc_ffn_scale.weight" => Self::Around { centre: 0.5, spread: 0.1 },
-            // Both biases of a layer favour the same experts.
-            "exp_probs_b.bias" | "exp_probs_b_vl.bias" => {
-                let layer = tensor.name.strip_suffix(stem).unwrap_or_default().to_owned();
-                Self::Biases { ranked: Arc::clone(biases), layer, seed }
+            "hc_attn_base.weight" | "hc_ffn_base.weight" | "output_hc_base.weight" => {
+                Self::Around { centre: 0.0, spread: 0.5 }
+            }
+            "hc_attn_scale.weight" | "hc_ffn_scale.weight" | "output_hc_scale.weight" => {
+                Self::Around { centre: 0.5, spread: 0.1 }
+            }
+            "attn_compressor_ape.weight" | "indexer_compressor_ape.weight" => Self::Around { centre: 0.0, spread: 0.7 },
+            "exp_probs_b.bias" | "exp_probs_b_vl.bias" => Self::Biases(Ranks::new(tensor, biases, seed)),
+            "ffn_gate_tid2eid.weight" => {
+                Self::Experts { ranks: Ranks::new(tensor, biases, seed), used: tensor.dims[0] as usize }
             }
             _ if stem.contains("norm.") => Self::Around { centre: 1.0, spread: 0.1 },
             _ => Self::Noise { std: (tensor.dims[0] as f32).sqrt().recip() },
@@ -64,17 +92,20 @@ impl Fill {
 
     /// Fills whole rows, the first of which is `first_row` of the tensor.
     pub(super) fn write(&self, ty: QuantType, first_row: u64, row_bytes: usize, stream: &mut Stream, out: &mut [u8]) {
-        if let Self::Biases { ranked, layer, seed } = self {
-            let values = shuffled(ranked, &mut Stream::new(*seed, layer, 0));
-            let at = first_row as usize * row_bytes / 4;
-            for (bytes, value) in out.chunks_exact_mut(4).zip(&values[at..]) {
-                bytes.copy_from_slice(&value.to_le_bytes());
+        match self {
+            Self::Biases(ranks) => {
+                let values = ranks.by_expert();
+                let at = first_row as usize * row_bytes / 4;
+                for (bytes, value) in out.chunks_exact_mut(4).zip(&values[at..]) {
+                    bytes.copy_from_slice(&value.to_le_bytes());
+                }
+                return;
             }
-            return;
+            Self::Experts { ranks, used } => return experts(&ranks.by_expert(), *used, stream, out),
+            _ => stream.0.fill_bytes(out),
         }
-        stream.0.fill_bytes(out);
         match *self {
-            Self::Biases { .. } => unreachable!("written above"),
+            Self::Biases(_) | Self::Experts { .. } => unreachable!("written above"),
             Self::Rows => out.chunks_exact_mut(row_bytes).for_each(table_row),
             Self::Noise { std } => noise(ty, std, out),
             Self::Around { centre, spread } => {
@@ -94,6 +125,37 @@ fn shuffled(values: &[f32], stream: &mut Stream) -> Vec<f32> {
         out.swap(last, (stream.0.next_u64() % (last as u64 + 1)) as usize);
     }
     out
+}
+
+/// Fills rows of `used` ids each: the experts of the best scores, where each has a logit from the dice and its bias, as in a router of
+/// random weights.
+fn experts(biases: &[f32], used: usize, stream: &mut Stream, out: &mut [u8]) {
+    let mut scores: Vec<(f64, u32)> = Vec::with_capacity(biases.len() + 1);
+    for row in out.chunks_exact_mut(4 * used) {
+        scores.clear();
+        for (pair, first) in biases.chunks(2).zip((0..).step_by(2)) {
+            let logits = two_normals(stream);
+            scores
+                .extend(pair.iter().zip(logits).zip(first..).map(|((bias, z), id)| (score(z) + f64::from(*bias), id)));
+        }
+        // The better first; equal scores by id, so that the bytes depend on nothing else.
+        scores.select_nth_unstable_by(used - 1, |a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        let chosen = &mut scores[..used];
+        chosen.sort_unstable_by_key(|(_, id)| *id);
+        for (bytes, (_, id)) in row.chunks_exact_mut(4).zip(chosen) {
+            bytes.copy_from_slice(&(*id as i32).to_le_bytes());
+        }
+    }
+}
+
+/// Two draws of a standard normal variable (Box and Muller).
+fn two_normals(stream: &mut Stream) -> [f64; 2] {
+    let dice = stream.0.next_u64();
+    // In 0 .. 1, never 0.
+    let even = |bits: u64| (bits as f64 + 0.5) / 4_294_967_296.0;
+    let radius = (-2.0 * even(dice >> 32).ln()).sqrt();
+    let (sin, cos) = (std::f64::consts::TAU * even(dice & 0xffff_ffff)).sin_cos();
+    [radius * sin, radius * cos]
 }
 
 /// Sixteen bits as a value in -1 .. 1.
@@ -248,6 +310,29 @@ mod tests {
         let (_, found) = spread(&values);
         assert!((0.8..1.2).contains(&found), "{found}");
         assert!(rows.chunks_exact(264).all(|row| row[256..].iter().all(|s| *s == ROW_SCALE)));
+    }
+
+    #[test]
+    fn tables_of_experts_name_each_expert_once_a_row() {
+        let tensor = Tensor {
+            name: "blk.1.ffn_gate_tid2eid.weight".into(),
+            stem: "ffn_gate_tid2eid.weight",
+            class: crate::storage::convert::TensorClass::Ids,
+            dims: vec![3, 4000],
+        };
+        // Expert of rank 0 nearly always, of rank 6 never.
+        let biases: Arc<[f32]> = [9.0, 0.0, 0.0, 0.0, 0.0, 0.0, -9.0].into();
+        let fill = Fill::of(&tensor, &biases, 3);
+        let mut bytes = vec![0; 4000 * 12];
+        fill.write(QuantType::I32, 0, 12, &mut Stream::new(7, "x", 0), &mut bytes);
+        let ids: Vec<i32> = bytes.chunks_exact(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect();
+        assert!(ids.chunks_exact(3).all(|row| row.windows(2).all(|w| w[0] < w[1])));
+        let count = |id| ids.iter().filter(|i| **i == id).count();
+        let mut counts: Vec<usize> = (0..7).map(count).collect();
+        counts.sort_unstable();
+        assert_eq!((counts[0], counts[6]), (0, 4000));
+        // The others alike: two of five, 1600 rows each.
+        assert!(counts[1..6].iter().all(|n| (1450..1750).contains(n)), "{counts:?}");
     }
 
     #[test]

@@ -70,7 +70,7 @@ fn frequencies(experts: usize, k: usize, s: f64) -> Vec<f64> {
 }
 
 /// The router's score of a logit (spec 3.9).
-fn score(logit: f64) -> f64 {
+pub(super) fn score(logit: f64) -> f64 {
     (logit.max(0.0) + (-logit.abs()).exp().ln_1p()).sqrt()
 }
 

@@ -3,6 +3,7 @@
 //! makes them, but a model may say them, and every id decodes to something readable.
 
 use super::SynthError;
+use crate::storage::convert::Arch;
 use crate::storage::gguf::{Metadata, StringArray};
 use crate::text::byte_alphabet::char_of;
 
@@ -31,7 +32,7 @@ const VOWELS: &[u8; 5] = b"aeiou";
 const SYLLABLES: usize = ONSETS.len() * VOWELS.len();
 
 /// Adds the keys of a vocabulary of `size` tokens.
-pub(super) fn add(m: &mut Metadata, size: u32) -> Result<(), SynthError> {
+pub(super) fn add(m: &mut Metadata, arch: Arch, size: u32) -> Result<(), SynthError> {
     let needed = (FIRST.len() + 256 + MARKUP.len()) as u32;
     if size < needed {
         return Err(SynthError::Vocabulary { found: size, needed });
@@ -51,7 +52,7 @@ pub(super) fn add(m: &mut Metadata, size: u32) -> Result<(), SynthError> {
     let words = (0..).map(|n| (word(n, space), TYPE_NORMAL)).take(size as usize - tokens.len());
     tokens.extend(words);
     m.insert("tokenizer.ggml.model", "gpt2");
-    m.insert("tokenizer.ggml.pre", "joyai-llm");
+    m.insert("tokenizer.ggml.pre", arch.splitting());
     m.insert("tokenizer.ggml.tokens", tokens.iter().map(|(text, _)| text).collect::<StringArray>());
     m.insert("tokenizer.ggml.token_type", tokens.iter().map(|(_, ty)| *ty).collect::<Vec<i32>>());
     m.insert("tokenizer.ggml.merges", merges.iter().collect::<StringArray>());

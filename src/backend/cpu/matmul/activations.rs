@@ -61,8 +61,8 @@ pub(crate) struct Floats(pub [f32; 32]);
 pub(crate) struct Step32 {
     /// Codes, -127..=127.
     pub codes: [i8; 512],
-    /// For each four codes, minus their sum times the offset.
-    pub offsets: [i32; 128],
+    /// For each block, minus the sum of its codes times the offset.
+    pub offsets: [i32; 16],
     /// One a block.
     pub scales: [f32; 16],
 }
@@ -75,7 +75,8 @@ pub(crate) struct Block256 {
     pub codes: [i8; 256],
     /// Sums of 16 codes.
     pub sums: [i16; 16],
-    pub scale: f32,
+    /// Those of the four blocks among which this one is number `b % 4`; blocks that the row does not have count as 0.
+    pub scales: [f32; 4],
 }
 
 impl Floats {
@@ -83,11 +84,11 @@ impl Floats {
 }
 
 impl Step32 {
-    const ZERO: Self = Step32 { codes: [0; 512], offsets: [0; 128], scales: [0.0; 16] };
+    const ZERO: Self = Step32 { codes: [0; 512], offsets: [0; 16], scales: [0.0; 16] };
 }
 
 impl Block256 {
-    const ZERO: Self = Block256 { codes: [0; 256], sums: [0; 16], scale: 0.0 };
+    const ZERO: Self = Block256 { codes: [0; 256], sums: [0; 16], scales: [0.0; 4] };
 }
 
 /// Rows of activations prepared for one weight type; reuse one to keep its memory.
@@ -270,8 +271,8 @@ pub(crate) fn fill32(x: &[f32], offset: i32, row: &mut [Step32]) {
         for ((x, codes), scale) in blocks.zip(&mut step.scales) {
             *scale = encode(x, codes);
         }
-        for (sum, quad) in step.offsets.iter_mut().zip(step.codes.as_chunks::<4>().0) {
-            *sum = -offset * quad.iter().map(|&code| i32::from(code)).sum::<i32>();
+        for (sum, codes) in step.offsets.iter_mut().zip(step.codes.as_chunks::<32>().0) {
+            *sum = -offset * codes.iter().map(|&code| i32::from(code)).sum::<i32>();
         }
     }
 }
@@ -279,10 +280,14 @@ pub(crate) fn fill32(x: &[f32], offset: i32, row: &mut [Step32]) {
 /// One row in [`Form::Block256`].
 #[inline(always)]
 pub(crate) fn fill256(x: &[f32], row: &mut [Block256]) {
-    for (x, block) in x.as_chunks::<256>().0.iter().zip(row) {
-        block.scale = encode(x, &mut block.codes);
-        for (sum, part) in block.sums.iter_mut().zip(block.codes.as_chunks::<16>().0) {
-            *sum = part.iter().map(|&code| i16::from(code)).sum();
+    for (x, quad) in x.chunks(4 * 256).zip(row.chunks_mut(4)) {
+        let mut scales = [0.0; 4];
+        for ((x, block), scale) in x.as_chunks::<256>().0.iter().zip(quad.iter_mut()).zip(&mut scales) {
+            *scale = encode(x, &mut block.codes);
+            for (sum, part) in block.sums.iter_mut().zip(block.codes.as_chunks::<16>().0) {
+                *sum = part.iter().map(|&code| i16::from(code)).sum();
+            }
         }
+        quad.iter_mut().for_each(|block| block.scales = scales);
     }
 }

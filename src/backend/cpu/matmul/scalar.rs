@@ -1,24 +1,27 @@
 //! The plain twins of all row products: the definition that SIMD versions must equal bit for bit.
-//! Never fast, never clever. The order of sums: whole numbers are summed exactly (so in any order) into 16 lanes a
-//! block, each lane is then multiplied by the block's factor and added to its running sum with one rounding, and
-//! `reduce` folds the lanes at the end of the row.
+//! Never fast, never clever. The order of sums in blocks: the whole numbers of a block are summed exactly, so in any order; the sum is
+//! multiplied by the block's factor and added with one rounding to one of eight (blocks of 32) or four (blocks of 256) running sums, in
+//! turns. Floats add in 32 lanes. Folds at the end of the row make one number of the running sums.
 //! Surprising fact: no result is ever -0.0, which is what lets SIMD versions pad a row with zeros.
 
 use super::activations::{Block256, Floats, Step32};
 use crate::quant::{QuantType, iq2_xxs, mxfp4, q2_k, q3_k, q4_k, q6_k};
 use half::{bf16, f16};
 
-/// Lanes of the running sums of blocks; a value belongs to lane `(i / 4) % 16`.
-const LANES: usize = 16;
-/// Lanes of the running sums of minima; a run of 32 values belongs to lane `(i / 32) % 8`.
-const MIN_LANES: usize = 8;
+/// Running sums of blocks of 32; block `b` belongs to sum `b % 8`.
+const OCTET: usize = 8;
+/// Running sums of blocks of 256; block `b` belongs to sum `b % 4`.
+const QUAD: usize = 4;
 /// Lanes of the running sums of plain floats; a value belongs to lane `i % 32`.
 const FLOAT_LANES: usize = 32;
 
-/// Folds halves onto each other: 16 -> 8, the minima join there, 8 -> 4 -> 2 -> 1.
-fn reduce(lanes: [f32; LANES], mins: [f32; MIN_LANES]) -> f32 {
-    let eight: [f32; 8] = std::array::from_fn(|i| (lanes[i] + lanes[i + 8]) + mins[i]);
-    let four: [f32; 4] = std::array::from_fn(|i| eight[i] + eight[i + 4]);
+/// Folds halves onto each other: 8 -> 4 -> 2 -> 1.
+fn reduce8(eight: [f32; OCTET]) -> f32 {
+    reduce4(std::array::from_fn(|i| eight[i] + eight[i + 4]))
+}
+
+/// Folds halves onto each other: 4 -> 2 -> 1, and -0.0 to 0.0.
+fn reduce4(four: [f32; QUAD]) -> f32 {
     ((four[0] + four[2]) + (four[1] + four[3])) + 0.0
 }
 
@@ -35,12 +38,13 @@ pub(crate) fn float_dot(ty: QuantType, row: &[u8], x: &[Floats]) -> f32 {
         };
         lanes[i % FLOAT_LANES] = value.mul_add(x, lanes[i % FLOAT_LANES]);
     }
-    reduce(std::array::from_fn(|i| lanes[i] + lanes[i + LANES]), [0.0; MIN_LANES])
+    let sixteen: [f32; 16] = std::array::from_fn(|i| lanes[i] + lanes[i + 16]);
+    reduce8(std::array::from_fn(|i| sixteen[i] + sixteen[i + 8]))
 }
 
-/// A row of Q8_0 or MXFP4 weights. Blocks alternate between the lower and the upper eight lanes.
+/// A row of Q8_0 or MXFP4 weights. Whole numbers stay below 32 x 127 x 128.
 pub(crate) fn dot32(ty: QuantType, row: &[u8], x: &[Step32]) -> f32 {
-    let mut lanes = [0.0f32; LANES];
+    let mut sums = [0.0f32; OCTET];
     for (b, block) in row.chunks_exact(ty.block_bytes()).enumerate() {
         let (codes, d): ([i8; 32], f32) = match ty {
             QuantType::Q8_0 => (std::array::from_fn(|i| block[2 + i] as i8), half_at(block, 0)),
@@ -51,15 +55,12 @@ pub(crate) fn dot32(ty: QuantType, row: &[u8], x: &[Step32]) -> f32 {
             _ => panic!("{ty} does not have blocks of 32"),
         };
         let step = &x[b / 16];
-        let factor = d * step.scales[b % 16];
         let x = &step.codes[b % 16 * 32..][..32];
-        for q in 0..8 {
-            let sum: i32 = (4 * q..4 * q + 4).map(|i| i32::from(codes[i]) * i32::from(x[i])).sum();
-            let lane = &mut lanes[b % 2 * 8 + q];
-            *lane = (sum as f32).mul_add(factor, *lane);
-        }
+        let whole: i32 = codes.iter().zip(x).map(|(w, x)| i32::from(*w) * i32::from(*x)).sum();
+        let sum = &mut sums[b % OCTET];
+        *sum = (whole as f32).mul_add(d * step.scales[b % 16], *sum);
     }
-    reduce(lanes, [0.0; MIN_LANES])
+    reduce8(sums)
 }
 
 /// A block of 256 taken apart: value `i` is `d * scales[i / 16] * (codes[i] - offset) - dmin * mins[i / 16]`.
@@ -73,31 +74,29 @@ struct Parts {
 }
 
 /// A row of weights in blocks of 256.
+///
+/// Whole numbers stay inside 32 bits: 256 activation codes of at most 127 meet code times scale of at most 3 x 15 (Q2_K), 7 x 32 (Q3_K),
+/// 15 x 63 (Q4_K), 63 x 128 (Q6_K), 43 x 31 (IQ2_XXS), so the largest sum is 2^28; offset times scale (Q6_K: 32 x 128) adds half of
+/// that, minima (at most 63) less.
 pub(crate) fn dot256(ty: QuantType, row: &[u8], x: &[Block256]) -> f32 {
-    let (mut lanes, mut min_lanes) = ([0.0f32; LANES], [0.0f32; MIN_LANES]);
+    let mut sums = [0.0f32; QUAD];
     for (b, block) in row.chunks_exact(ty.block_bytes()).enumerate() {
         let parts = take_apart(ty, block);
-        let mut whole = [0i32; LANES];
+        let (mut whole, mut mins) = (0i32, 0i32);
         for i in 0..256 {
-            whole[i / 4 % LANES] += parts.scales[i / 16] * parts.codes[i] * i32::from(x[b].codes[i]);
+            whole += parts.scales[i / 16] * parts.codes[i] * i32::from(x[b].codes[i]);
         }
-        let mut whole_mins = [0i32; MIN_LANES];
         for s in 0..16 {
-            whole[s / 2] -= parts.offset * parts.scales[s] * i32::from(x[b].sums[s]);
-            whole_mins[s / 2] -= parts.mins[s] * i32::from(x[b].sums[s]);
+            whole -= parts.offset * parts.scales[s] * i32::from(x[b].sums[s]);
+            mins -= parts.mins[s] * i32::from(x[b].sums[s]);
         }
-        let factor = parts.d * x[b].scale;
-        for (lane, sum) in lanes.iter_mut().zip(whole) {
-            *lane = (sum as f32).mul_add(factor, *lane);
-        }
+        let (sum, scale) = (&mut sums[b % QUAD], x[b].scales[b % QUAD]);
+        *sum = (whole as f32).mul_add(parts.d * scale, *sum);
         if matches!(ty, QuantType::Q2_K | QuantType::Q4_K) {
-            let factor = parts.dmin * x[b].scale;
-            for (lane, sum) in min_lanes.iter_mut().zip(whole_mins) {
-                *lane = (sum as f32).mul_add(factor, *lane);
-            }
+            *sum = (mins as f32).mul_add(parts.dmin * scale, *sum);
         }
     }
-    reduce(lanes, min_lanes)
+    reduce4(sums)
 }
 
 fn take_apart(ty: QuantType, block: &[u8]) -> Parts {

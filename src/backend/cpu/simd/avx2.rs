@@ -1,4 +1,4 @@
-//! Row kernels for AVX2 with FMA and F16C. A block's 16 lanes are two registers, lower and upper eight.
+//! Row kernels for AVX2 with FMA and F16C: eight blocks of 32 or four of 256 at a time.
 //! Never reads past a row: whole blocks arrive as arrays, remainders are copied into zeroed ones first.
 //! Surprising fact: byte dots here saturate at 16 bits, but no pair of products of any type comes near that limit.
 
@@ -79,15 +79,24 @@ fn load128<T: bytemuck::Pod, const N: usize>(values: &[T; N]) -> __m128i {
     unsafe { _mm_loadu_si128(values.as_ptr().cast()) }
 }
 
-/// Lower and upper eight of sixteen running sums.
-type Lanes = [__m256; 2];
-
-/// The fold of `scalar::reduce`: 16 -> 8, minima, 8 -> 4 -> 2 -> 1, and never -0.0.
+/// Four numbers.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn reduce(lanes: Lanes, mins: __m256) -> f32 {
-    let eight = _mm256_add_ps(_mm256_add_ps(lanes[0], lanes[1]), mins);
-    let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+fn load_ps(values: &[f32; 4]) -> __m128 {
+    _mm_castsi128_ps(load128(values))
+}
+
+/// The fold of `scalar::reduce8`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn reduce8(eight: __m256) -> f32 {
+    reduce4(_mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight)))
+}
+
+/// The fold of `scalar::reduce4`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn reduce4(four: __m128) -> f32 {
     let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     let one = _mm_add_ss(two, _mm_movehdup_ps(two));
     _mm_cvtss_f32(_mm_add_ss(one, _mm_setzero_ps()))
@@ -154,8 +163,8 @@ fn float_dots<const A: usize, const B: usize>(
                 lanes[k] = _mm256_fmadd_ps(w[k], x[k], lanes[k]);
             }
         }
-        let lanes = [_mm256_add_ps(lanes[0], lanes[2]), _mm256_add_ps(lanes[1], lanes[3])];
-        out[a] = reduce(lanes, _mm256_setzero_ps());
+        let sixteen = [_mm256_add_ps(lanes[0], lanes[2]), _mm256_add_ps(lanes[1], lanes[3])];
+        out[a] = reduce8(_mm256_add_ps(sixteen[0], sixteen[1]));
     }
     out
 }
@@ -168,7 +177,26 @@ fn signed_dots(w: __m256i, x: __m256i) -> __m256i {
     _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
 }
 
-/// A row in blocks of 32; `decode` gives the signed codes and the factor of a block.
+/// The sums of eight registers, in order.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn eight_totals(sums: [__m256i; 8]) -> __m256i {
+    let [a, b, c, d, e, f, g, h] = sums;
+    let (front, back) = (half_totals([a, b, c, d]), half_totals([e, f, g, h]));
+    let (low, high) = (_mm256_permute2x128_si256::<0x20>(front, back), _mm256_permute2x128_si256::<0x31>(front, back));
+    _mm256_add_epi32(low, high)
+}
+
+/// The sums of four registers, in order, for each half apart.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn half_totals([a, b, c, d]: [__m256i; 4]) -> __m256i {
+    let ab = _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+    let cd = _mm256_add_epi32(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+    _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd))
+}
+
+/// A row in blocks of 32, eight at a time; `decode` gives the signed codes and the factor of a block.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn dots32<const A: usize, const B: usize>(
@@ -176,20 +204,30 @@ fn dots32<const A: usize, const B: usize>(
     x: [&[Step32]; A],
     decode: impl Fn(&[u8; B]) -> (__m256i, f32),
 ) -> [f32; A] {
-    let mut lanes = [[_mm256_setzero_ps(); 2]; A];
+    let mut sums = [_mm256_setzero_ps(); A];
     let blocks = row.as_chunks::<B>().0;
-    for b in 0..blocks.len() {
-        let (codes, d) = decode(&blocks[b]);
+    for first in (0..blocks.len()).step_by(8) {
+        // Of blocks that are not there the factors remain 0.
+        let mut d = [0.0; 8];
+        let mut whole = [[_mm256_setzero_si256(); 8]; A];
+        let (step, half) = (first / 16, first % 16 / 8);
+        for i in 0..8.min(blocks.len() - first) {
+            let (codes, factor) = decode(&blocks[first + i]);
+            d[i] = factor;
+            for a in 0..A {
+                whole[a][i] = signed_dots(codes, load256(part::<i8, 32>(&x[a][step].codes, 8 * half + i)));
+            }
+        }
+        let d = _mm256_castsi256_ps(load256(&d));
         for a in 0..A {
-            let step = &x[a][b / 16];
-            let sums = signed_dots(codes, load256(part::<i8, 32>(&step.codes, b % 16)));
-            let factor = _mm256_set1_ps(d * step.scales[b % 16]);
-            lanes[a][b % 2] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), factor, lanes[a][b % 2]);
+            let scales = _mm256_castsi256_ps(load256(part::<f32, 8>(&x[a][step].scales, half)));
+            let whole = _mm256_cvtepi32_ps(eight_totals(whole[a]));
+            sums[a] = _mm256_fmadd_ps(whole, _mm256_mul_ps(d, scales), sums[a]);
         }
     }
     let mut out = [0.0; A];
     for a in 0..A {
-        out[a] = reduce(lanes[a], _mm256_setzero_ps());
+        out[a] = reduce8(sums[a]);
     }
     out
 }
@@ -239,7 +277,15 @@ fn spread_scales(scales: __m256i) -> [__m256i; 8] {
     out
 }
 
-/// A row in blocks of 256. With `MINS` the sub-blocks go under a factor of their own.
+/// The sums of four registers, in order.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn totals(sums: [__m256i; 4]) -> __m128i {
+    let halves = half_totals(sums);
+    _mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves))
+}
+
+/// A row in blocks of 256, four at a time. With `MINS` the sub-blocks go under a factor of their own.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn dots256<const A: usize, const B: usize, const MINS: bool>(
@@ -247,39 +293,45 @@ fn dots256<const A: usize, const B: usize, const MINS: bool>(
     x: [&[Block256]; A],
     unpack: impl Fn(&[u8; B]) -> Unpacked,
 ) -> [f32; A] {
-    let mut lanes = [[_mm256_setzero_ps(); 2]; A];
-    let mut mins = [_mm256_setzero_ps(); A];
+    let mut sums = [_mm_setzero_ps(); A];
     let blocks = row.as_chunks::<B>().0;
-    for b in 0..blocks.len() {
-        let w = unpack(&blocks[b]);
-        let scales = spread_scales(w.scales);
-        for a in 0..A {
-            let x = &x[a][b];
-            let sums = _mm256_madd_epi16(w.sub_blocks, load256(&x.sums));
-            let mut whole = [_mm256_setzero_si256(); 2];
-            if MINS {
-                let factor = _mm256_set1_ps(w.dmin * x.scale);
-                mins[a] = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(sums), factor, mins[a]);
-            } else {
-                whole[0] = sums;
-            }
-            for h in 0..8 {
-                let mut values = load256(part::<i8, 32>(&x.codes, h));
-                if let Some(negative) = w.negative {
-                    values = _mm256_sub_epi8(_mm256_xor_si256(values, negative[h]), negative[h]);
+    for first in (0..blocks.len()).step_by(4) {
+        // Of blocks that are not there the factors remain 0.
+        let (mut d, mut dmin) = ([0.0; 4], [0.0; 4]);
+        let (mut whole, mut mins) = ([[_mm256_setzero_si256(); 4]; A], [[_mm256_setzero_si256(); 4]; A]);
+        for i in 0..4.min(blocks.len() - first) {
+            let w = unpack(&blocks[first + i]);
+            let scales = spread_scales(w.scales);
+            (d[i], dmin[i]) = (w.d, w.dmin);
+            for a in 0..A {
+                let x = &x[a][first + i];
+                let sub_blocks = _mm256_madd_epi16(w.sub_blocks, load256(&x.sums));
+                let mut parts = [_mm256_setzero_si256(), if MINS { _mm256_setzero_si256() } else { sub_blocks }];
+                for h in 0..8 {
+                    let mut values = load256(part::<i8, 32>(&x.codes, h));
+                    if let Some(negative) = w.negative {
+                        values = _mm256_sub_epi8(_mm256_xor_si256(values, negative[h]), negative[h]);
+                    }
+                    let pairs = _mm256_maddubs_epi16(w.codes[h], values);
+                    parts[h % 2] = _mm256_add_epi32(parts[h % 2], _mm256_madd_epi16(pairs, scales[h]));
                 }
-                let pairs = _mm256_maddubs_epi16(w.codes[h], values);
-                whole[h % 2] = _mm256_add_epi32(whole[h % 2], _mm256_madd_epi16(pairs, scales[h]));
+                whole[a][i] = _mm256_add_epi32(parts[0], parts[1]);
+                mins[a][i] = sub_blocks;
             }
-            let factor = _mm256_set1_ps(w.d * x.scale);
-            for i in 0..2 {
-                lanes[a][i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(whole[i]), factor, lanes[a][i]);
+        }
+        for a in 0..A {
+            let scales = load_ps(&x[a][first].scales);
+            let factors = _mm_mul_ps(load_ps(&d), scales);
+            sums[a] = _mm_fmadd_ps(_mm_cvtepi32_ps(totals(whole[a])), factors, sums[a]);
+            if MINS {
+                let factors = _mm_mul_ps(load_ps(&dmin), scales);
+                sums[a] = _mm_fnmadd_ps(_mm_cvtepi32_ps(totals(mins[a])), factors, sums[a]);
             }
         }
     }
     let mut out = [0.0; A];
     for a in 0..A {
-        out[a] = reduce(lanes[a], mins[a]);
+        out[a] = reduce4(sums[a]);
     }
     out
 }

@@ -6,6 +6,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub(super) mod rows;
 
 use super::matmul::activations::{self, Block256, Floats, Step32};
 use super::matmul::scalar;

@@ -46,7 +46,8 @@ pub(super) fn dot<const A: usize, const B: usize>(
     }
     let mut out = [0.0; A];
     for a in 0..A {
-        out[a] = reduce(_mm512_add_ps(lanes[a][0], lanes[a][1]), _mm256_setzero_ps());
+        let sixteen = _mm512_add_ps(lanes[a][0], lanes[a][1]);
+        out[a] = reduce8(_mm256_add_ps(_mm512_castps512_ps256(sixteen), _mm512_extractf32x8_ps::<1>(sixteen)));
     }
     out
 }

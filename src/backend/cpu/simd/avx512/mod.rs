@@ -9,6 +9,7 @@
 mod block256;
 mod block32;
 mod float;
+pub(super) mod rows;
 
 use super::{Tile, bytes_at, part};
 use crate::backend::cpu::matmul::activations::{self, Block256, Floats, Step32};
@@ -151,13 +152,35 @@ fn step_or_rest<'a, const B: usize>(
     })
 }
 
-/// The fold of `scalar::reduce`: 16 -> 8, minima, 8 -> 4 -> 2 -> 1, and never -0.0.
+/// 64 bytes.
 #[inline]
-#[target_feature(enable = "avx512f,avx512dq")]
-fn reduce(lanes: __m512, mins: __m256) -> f32 {
-    let eight = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps::<1>(lanes));
-    let eight = _mm256_add_ps(eight, mins);
-    let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+#[target_feature(enable = "avx512f")]
+fn store512<T: bytemuck::Pod, const N: usize>(into: &mut [T; N], values: __m512i) {
+    const { assert!(size_of::<T>() * N == 64) };
+    // SAFETY: the array is 64 writable bytes of plain data; the store has no alignment requirement.
+    unsafe { _mm512_storeu_si512(into.as_mut_ptr().cast(), values) }
+}
+
+/// The sums of four registers, in order, for each quarter apart.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn quarter_totals([a, b, c, d]: [__m512i; 4]) -> __m512i {
+    let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))
+}
+
+/// The fold of `scalar::reduce8`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn reduce8(eight: __m256) -> f32 {
+    reduce4(_mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight)))
+}
+
+/// The fold of `scalar::reduce4`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn reduce4(four: __m128) -> f32 {
     let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     let one = _mm_add_ss(two, _mm_movehdup_ps(two));
     _mm_cvtss_f32(_mm_add_ss(one, _mm_setzero_ps()))
