@@ -221,7 +221,7 @@ fn the_prompt_survives_failed_saves_and_loads() {
     live.say(&format!("/load {}", text("good")));
     live.wait_for("the context holds 8");
     assert_eq!(used(&mut live), 0);
-    assert_eq!(live.end().code, Some(0));
+    assert_eq!(live.end().code, Some(1), "a script is told that lines of it failed");
 }
 
 #[test]

@@ -28,13 +28,13 @@ impl Interrupt {
         let [asked, waiting, terminated] = std::array::from_fn(|_| Arc::new(AtomicBool::new(false)));
         // The first handler of a signal takes it from the system; until the last is in place only this one knows of it.
         let early = Arc::new(AtomicBool::new(false));
-        signal_hook::flag::register(SIGINT, Arc::clone(&early))?;
-        let mut ends = Signals::new([SIGTERM, SIGHUP])?;
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            // Order matters: the shutdown looks at the flag before this signal sets it.
+            signal_hook::flag::register(signal, Arc::clone(&early))?;
+            // Order matters: the shutdown looks at the flag before this signal sets it, or the thread that hears of it below.
             signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&asked))?;
         }
         signal_hook::flag::register(SIGINT, Arc::clone(&asked))?;
+        let mut ends = Signals::new([SIGTERM, SIGHUP])?;
         if early.load(Ordering::Relaxed) {
             asked.store(true, Ordering::Relaxed);
         }
