@@ -2,7 +2,7 @@
 //! Never compares runs of different minutes: single rows and batches alternate. Surprising fact: the ratio has two answers, since a single
 //! row is bound by memory where its weights come from there, as those of a decoded token do, and by arithmetic where they are in a cache.
 //!
-//! `cargo bench --bench batch -- [--level scalar|avx2|avx512] [--type NAME] [--rows N]`
+//! `cargo bench --bench batch -- [--level scalar|avx2|avx512|amx] [--type NAME] [--rows N]`
 
 #[path = "../tests/kernels_common/mod.rs"]
 mod kernels_common;

@@ -278,6 +278,7 @@ pub enum SimdChoice {
     Scalar,
     Avx2,
     Avx512,
+    Amx,
 }
 
 /// Guesses that are read ahead.

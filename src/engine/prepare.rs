@@ -52,6 +52,7 @@ pub struct Prepared {
     /// Where the model will run.
     pub chosen: Chosen,
     pub(super) arithmetic: Arithmetic,
+    pub(super) threads: usize,
     /// What deserves a line before the run: slower paths, lengths beyond training.
     pub notices: Vec<String>,
     /// What the drive gives; `None` where it was not measured.
@@ -87,7 +88,7 @@ impl Prepared {
     /// # Errors
     /// The planner's refusals.
     pub fn plan_again(&self, options: &EngineOptions) -> Result<Plan, EngineError> {
-        let device = matmul::scratch_bytes(options.arithmetic, &self.products);
+        let device = matmul::scratch_bytes(options.arithmetic, self.threads, &self.products);
         let (runner, facts) = ((&self.runner, device), memory_facts(options)?);
         make_plan(
             options,
@@ -117,7 +118,8 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
     let runner = runner_options(options, config.as_ref(), &mut notices);
     let (tuning, drive) = tune(options, &layout, &mut notices)?;
     let products = product_shapes(&file, config.as_ref(), &runner);
-    let device = matmul::scratch_bytes(options.arithmetic, &products);
+    let threads = options.threads.unwrap_or_else(sys::cpu_count);
+    let device = matmul::scratch_bytes(options.arithmetic, threads, &products);
     let sums =
         options.verify.as_ref().map(|sidecar| Checksums::open(sidecar, &file, &layout)).transpose()?.map(Arc::new);
     let wire = |reader| wire(options, config.as_ref(), &layout, (runner, device), reader, sums.as_ref());
@@ -143,6 +145,7 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
         plan,
         chosen,
         arithmetic: options.arithmetic,
+        threads,
         notices,
         drive,
         policy,
