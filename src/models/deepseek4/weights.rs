@@ -166,7 +166,7 @@ impl<B: Backend> LayerWeights<B> {
         };
         let token_experts = || -> Result<TokenExperts, WeightsError> {
             let name = format!("blk.{layer}.ffn_gate_tid2eid.weight");
-            TokenExperts::new(&name, loader.table(&name)?, config.experts_per_token, config.experts)
+            TokenExperts::new(&name, loader.table(&name)?.as_slice(), config.experts_per_token, config.experts)
         };
         Ok(Self {
             hc_attention: tensors.hyper_connection("attn")?,
