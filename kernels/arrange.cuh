@@ -61,12 +61,8 @@ template <int T, typename Put, typename PutHalf> __device__ void arrange_block(c
             if (u == 4) put_half(Q6_K_TAIL, 2, 0, src + 208);
         }
     } else {
-        // Here c is j: two of the four groups of a run of 32, and two of the four bits of its scale.
-        const u8 *run = src + 2 + (2 * c + t / 2) * 8;
-        u32 signs = word_at(run + 4), scale = signs >> 28;
-        int group = 2 * (t & 1);
-        u32 word = run[group] | run[group + 1] << 8 | ((signs >> (7 * group)) & 0x3fff) << 16;
-        put(0, 64, 4 * u, word | ((t & 1 ? scale >> 2 : scale & 3) << 30));
+        // Runs t and t + 4 of 32 values: the numbers of four groups, then their signs and scale.
+        put(0, 64, 4 * u, word_at(src + 2 + (t + c / 2 * 4) * 8 + c % 2 * 4));
         if (u == 4) put_half(IQ2_XXS_TAIL, 2, 0, src);
     }
 }

@@ -1,29 +1,35 @@
 // The weights of one block as a few threads share them: fetched, then unpacked for four-way integer dots.
-// Never touches activations. Surprising fact: of a block of 256 thread t of four holds values 64 j + 16 t .. + 15, which belong to lanes
-// 4 t .. 4 t + 3 of the CPU's 16, so its four sums are four whole lanes and no order of additions differs.
+// Never touches activations. Surprising fact: of a block of 256 the four threads may share the values in any way, since all sums inside a
+// block are whole numbers; codes of Q2_K stay where they lie in their bytes, and a power of two is taken out of the sum at its end.
 #pragma once
 #include "quant.cuh"
 
 // What a thread loads of a block of 256; what a type does not use costs nothing.
 struct Raw256 {
     uint4 a, b, high, head;
-    u32 tail;
 };
 
-// The same, ready for dots.
+// The same, ready for dots. Piece j is 16 values, see `piece_at`.
 struct Part256 {
-    // codes[j][c]: four codes of lane 4 t + c.
+    // codes[j][c]: codes 4c .. 4c + 3 of piece j; of Q2_K 4^j times them, as bytes without sign.
     int codes[4][4];
-    // Scale of codes[j].
+    // Scale of piece j; of Q2_K 4^(3 - j) times it. IQ2_XXS: of pieces 2j and 2j + 1.
     int scales[4];
-    // Four bytes each. Q2_K, Q4_K: minima of runs 4t .. 4t + 3 of 16 values. Q3_K, Q6_K: scales of runs 8t .. 8t + 7 (threads 0 and 1).
-    int extra[2];
-    float d, dmin;
+    // Four bytes, of runs 4t .. 4t + 3 of 16 values. Q2_K, Q4_K: minima. Q3_K, Q6_K: scales.
+    int extra;
 };
+
+// First value of piece `j` of thread `t`.
+template <int T> __device__ __forceinline__ int piece_at(int j, int t) {
+    // IQ2_XXS: runs t and t + 4 of 32 values.
+    return T == IQ2_XXS ? 128 * (j / 2) + 32 * t + 16 * (j % 2) : 64 * j + 16 * t;
+}
 
 // Codes are stored this much too high.
 template <int T> constexpr int CODE_OFFSET = T == Q3_K ? 4 : T == Q6_K ? 32 : 0;
 template <int T> constexpr bool HAS_MINS = T == Q2_K || T == Q4_K;
+// Sums of a block are this many bits too high.
+template <int T> constexpr int SUM_SHIFT = T == Q2_K ? 6 : 0;
 
 // IQ2_XXS in shared memory: eight values as the digits by which PRMT picks their bytes, and eight signs as the bits of those digits that
 // turn to the negated bytes. Each thread of a warp has its own copy in its own bank: reads by chance numbers never wait for one another.
@@ -67,6 +73,13 @@ __device__ __forceinline__ void fill_tables(Iq2Tables &tables) {
 __device__ __forceinline__ u32 prmt(u32 a, u32 b, u32 digits) {
     u32 out;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(digits));
+    return out;
+}
+
+// Four products of bytes without sign and bytes with one.
+__device__ __forceinline__ int dot_unsigned(u32 a, int b, int sum) {
+    int out;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(sum));
     return out;
 }
 
@@ -114,7 +127,6 @@ template <int T> __device__ __forceinline__ void fetch(const Planes &w, u32 slot
     r.a = stream16(at(w.codes, 64));
     if constexpr (T == Q2_K) {
         r.head = stream16(at(w.head, 16));
-        r.tail = *(const u32 *)at(w.tail, 4);
     } else if constexpr (T == Q3_K) {
         uint2 high = load8(at(w.high, 32));
         const u32 *head = (const u32 *)at(w.head, 12);
@@ -123,7 +135,6 @@ template <int T> __device__ __forceinline__ void fetch(const Planes &w, u32 slot
         r.head.x = head[0];
         r.head.y = head[1];
         r.head.z = head[2];
-        r.tail = *(const u16 *)at(w.tail, 2);
     } else if constexpr (T == Q4_K) {
         r.b = stream16(at(w.more, 64));
         r.head = stream16(at(w.head, 16));
@@ -131,27 +142,42 @@ template <int T> __device__ __forceinline__ void fetch(const Planes &w, u32 slot
         r.b = stream16(at(w.more, 64));
         r.high = stream16(at(w.high, 64));
         r.head = stream16(at(w.head, 16));
-        r.tail = *(const u16 *)at(w.tail, 2);
-    } else {
-        r.tail = *(const u16 *)at(w.tail, 2);
     }
+}
+
+// Factors of block `slot`, for `factors_of`: d, with dmin above it where there are minima. Q4_K has them in its head.
+template <int T> __device__ __forceinline__ u32 fetch_factors(const Planes &w, u32 slot) {
+    if constexpr (T == Q2_K) return *(const u32 *)(w.tail + (u64)slot * 4);
+    if constexpr (T == Q4_K) return *(const u32 *)(w.head + (u64)slot * 16);
+    return *(const u16 *)(w.tail + (u64)slot * 2);
+}
+
+// d and dmin.
+template <int T> __device__ __forceinline__ float2 factors_of(u32 raw) {
+    float d = half_value((u16)raw);
+    return make_float2(T == IQ2_XXS ? d * 0.125f : d, HAS_MINS<T> ? half_value((u16)(raw >> 16)) : 0.0f);
 }
 
 __device__ __forceinline__ u32 word_of(uint4 v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 // Byte `i` of a word; `i` need not be known to the compiler.
 __device__ __forceinline__ int byte_of(u32 word, int i) { return (int)((word >> (8 * i)) & 255); }
 
+// Word `i`; `i` need not be known to the compiler.
+__device__ __forceinline__ u32 chosen_word(uint4 v, int i) {
+    u32 low = i & 1 ? v.y : v.x, high = i & 1 ? v.w : v.z;
+    return i & 2 ? high : low;
+}
+
 __device__ __forceinline__ void unpack_q2_k(const Raw256 &r, int t, Part256 &p) {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
 #pragma unroll
-        for (int c = 0; c < 4; c++) p.codes[j][c] = (int)((word_of(r.a, c) >> (2 * j)) & 0x03030303);
-        p.scales[j] = byte_of(word_of(r.head, j), t) & 15;
+        for (int c = 0; c < 4; c++) p.codes[j][c] = (int)(word_of(r.a, c) & (0x03030303u << (2 * j)));
+        // Byte t, turned so that its lower four bits stand 6 - 2j bits up.
+        u32 head = word_of(r.head, j), up = 6 - 2 * j;
+        p.scales[j] = (int)(__funnelshift_r(head, head, 8 * t - up) & (15u << up));
     }
-    u32 mine = t & 2 ? (t & 1 ? r.head.w : r.head.z) : (t & 1 ? r.head.y : r.head.x);
-    p.extra[0] = (int)((mine >> 4) & 0x0f0f0f0f);
-    p.d = half_value((u16)r.tail);
-    p.dmin = half_value((u16)(r.tail >> 16));
+    p.extra = (int)((chosen_word(r.head, t) >> 4) & 0x0f0f0f0f);
 }
 
 __device__ __forceinline__ void unpack_q3_k(const Raw256 &r, int t, Part256 &p) {
@@ -167,14 +193,10 @@ __device__ __forceinline__ void unpack_q3_k(const Raw256 &r, int t, Part256 &p) 
         }
         p.scales[j] = (int)(((low[j & 1] >> (4 * (j >> 1))) & 15) | (((top >> (2 * j)) & 3) << 4)) - 32;
     }
-    // Threads 2 and 3 compute something that nobody uses.
-    int shift = 4 * (t & 1);
-    u32 first = ((r.head.x >> shift) & 0x0f0f0f0f) | (((r.head.z >> shift) & 0x03030303) << 4);
-    u32 second = ((r.head.y >> shift) & 0x0f0f0f0f) | (((r.head.z >> shift >> 2) & 0x03030303) << 4);
+    u32 packed = t & 1 ? r.head.y : r.head.x;
+    u32 scales = ((packed >> (4 * (t >> 1))) & 0x0f0f0f0f) | (((r.head.z >> (2 * t)) & 0x03030303) << 4);
     // Minus 32 in each byte.
-    p.extra[0] = (int)(((first | 0x80808080u) - 0x20202020u) ^ 0x80808080u);
-    p.extra[1] = (int)(((second | 0x80808080u) - 0x20202020u) ^ 0x80808080u);
-    p.d = half_value((u16)r.tail);
+    p.extra = (int)(((scales | 0x80808080u) - 0x20202020u) ^ 0x80808080u);
 }
 
 __device__ __forceinline__ void unpack_q4_k(const Raw256 &r, int t, Part256 &p) {
@@ -189,9 +211,7 @@ __device__ __forceinline__ void unpack_q4_k(const Raw256 &r, int t, Part256 &p) 
         p.scales[j] = byte_of(scales[j >> 1], 2 * (j & 1) + h);
     }
     // One minimum for two runs.
-    p.extra[0] = (int)prmt(h ? mins[1] : mins[0], 0, t & 1 ? 0x3322 : 0x1100);
-    p.d = half_value((u16)r.head.x);
-    p.dmin = half_value((u16)(r.head.x >> 16));
+    p.extra = (int)prmt(h ? mins[1] : mins[0], 0, t & 1 ? 0x3322 : 0x1100);
 }
 
 __device__ __forceinline__ void unpack_q6_k(const Raw256 &r, int t, Part256 &p) {
@@ -206,40 +226,45 @@ __device__ __forceinline__ void unpack_q6_k(const Raw256 &r, int t, Part256 &p) 
         }
         p.scales[j] = (int)(i8)byte_of(word_of(r.head, j), t);
     }
-    p.extra[0] = (int)(t & 1 ? r.head.z : r.head.x);
-    p.extra[1] = (int)(t & 1 ? r.head.w : r.head.y);
-    p.d = half_value((u16)r.tail);
+    p.extra = (int)chosen_word(r.head, t);
 }
 
 __device__ __forceinline__ u32 shared_word(const u32 *table, u32 at) { return *(const u32 *)((const u8 *)table + at); }
 
-__device__ __forceinline__ void unpack_iq2_xxs(const Raw256 &r, const Iq2Tables *tables, int t, Part256 &p) {
+__device__ __forceinline__ void unpack_iq2_xxs(const Raw256 &r, const Iq2Tables *tables, u32 plus, Part256 &p) {
     u32 bank = threadIdx.x % 32 * 4;
-    // Two bits of each scale, four scales to a word; the neighbour has the other two.
-    u32 mine = (prmt(prmt(r.a.x, r.a.y, 0x0073), prmt(r.a.z, r.a.w, 0x0073), 0x5410) >> 6) & 0x03030303;
-    u32 other = __shfl_xor_sync(FULL, mine, 1);
-    // 2 * scale + 1.
-    u32 scales = (t & 1 ? (mine << 3) + (other << 1) : (mine << 1) + (other << 3)) + 0x01010101;
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        u32 word = word_of(r.a, j);
-        u32 digits[2] = {
-            shared_word(tables->grid, ((word << 7) & 0x7f80) | bank) | shared_word(tables->signs, ((word >> 9) & 0x3f80) | bank),
-            shared_word(tables->grid, ((word >> 1) & 0x7f80) | bank) | shared_word(tables->signs, ((word >> 16) & 0x3f80) | bank),
-        };
+    for (int run = 0; run < 2; run++) {
+        u32 groups = run ? r.a.z : r.a.x, signs = run ? r.a.w : r.a.y;
 #pragma unroll
-        for (int c = 0; c < 4; c++) p.codes[j][c] = (int)prmt(IQ2_PLUS, IQ2_MINUS, digits[c >> 1] >> (16 * (c & 1)));
-        p.scales[j] = byte_of(scales, j);
+        for (int g = 0; g < 4; g++) {
+            // An entry of a table takes 128 bytes.
+            u32 entry = (g == 0 ? groups << 7 : groups >> (8 * g - 7)) & 0x7f80;
+            u32 turn = (g == 0 ? signs << 7 : signs >> (7 * g - 7)) & 0x3f80;
+            u32 digits = shared_word(tables->grid, entry | bank) | shared_word(tables->signs, turn | bank);
+            int *codes = p.codes[2 * run + g / 2] + g % 2 * 2;
+            codes[0] = (int)prmt(plus, IQ2_MINUS, digits);
+            codes[1] = (int)prmt(plus, IQ2_MINUS, digits >> 16);
+        }
+        // 2 * scale + 1: the scale takes the upper four bits.
+        p.scales[run] = (int)(signs >> 27 | 1);
     }
-    p.d = half_value((u16)r.tail) * 0.125f;
 }
 
-template <int T> __device__ __forceinline__ void unpack(const Raw256 &r, const Iq2Tables *tables, int t, Part256 &p) {
+// IQ2_PLUS in a register: a permutation takes one constant, and the compiler would copy the other one before each. No signs is no turn: it
+// adds a zero that only the kernel's author knows.
+template <int T> __device__ __forceinline__ u32 iq2_plus(const Iq2Tables *tables) {
+    if constexpr (T == IQ2_XXS) return IQ2_PLUS | tables->signs[threadIdx.x % 32];
+    return 0;
+}
+
+// `plus` is that of `iq2_plus`.
+template <int T> __device__ __forceinline__ void unpack(const Raw256 &r, const Iq2Tables *tables, u32 plus, int t, Part256 &p) {
     if constexpr (T == Q2_K) unpack_q2_k(r, t, p);
     if constexpr (T == Q3_K) unpack_q3_k(r, t, p);
     if constexpr (T == Q4_K) unpack_q4_k(r, t, p);
     if constexpr (T == Q6_K) unpack_q6_k(r, t, p);
-    if constexpr (T == IQ2_XXS) unpack_iq2_xxs(r, tables, t, p);
+    if constexpr (T == IQ2_XXS) unpack_iq2_xxs(r, tables, plus, p);
 }
 
 // Eight codes of a block of 32, values 8 * (t % 4) .. of it.
@@ -256,16 +281,15 @@ template <int T> __device__ __forceinline__ u32 fetch_factor(const u8 *tail) {
 // The magnitudes of MXFP4, doubled. PRMT takes a code without its sign as a digit, and gives 0 for a code that has one.
 constexpr u32 MXFP4_LOW = 0x03020100, MXFP4_HIGH = 0x0c080604;
 
-// Four codes of MXFP4 against four of activations.
-__device__ __forceinline__ int dot_mxfp4(u32 digits, u32 x) {
-    u32 plus = prmt(MXFP4_LOW, MXFP4_HIGH, digits), minus = prmt(MXFP4_LOW, MXFP4_HIGH, digits ^ 0x8888);
-    return __dp4a((int)plus, (int)x, 0) - __dp4a((int)minus, (int)x, 0);
-}
-
-// Both sums of four products.
-template <int T> __device__ __forceinline__ int2 dots_32(uint2 codes, uint2 x) {
-    if constexpr (T == Q8_0) return make_int2(__dp4a((int)codes.x, (int)x.x, 0), __dp4a((int)codes.y, (int)x.y, 0));
-    return make_int2(dot_mxfp4(codes.x, x.x), dot_mxfp4(codes.x >> 16, x.y));
+// Sum of eight products of a block of 32.
+template <int T> __device__ __forceinline__ int dot_eight(uint2 codes, uint2 x) {
+    if constexpr (T == Q8_0) return __dp4a((int)codes.y, (int)x.y, __dp4a((int)codes.x, (int)x.x, 0));
+    u32 high = codes.x >> 16;
+    int plus = __dp4a((int)prmt(MXFP4_LOW, MXFP4_HIGH, codes.x), (int)x.x, 0);
+    int minus = __dp4a((int)prmt(MXFP4_LOW, MXFP4_HIGH, codes.x ^ 0x8888), (int)x.x, 0);
+    plus = __dp4a((int)prmt(MXFP4_LOW, MXFP4_HIGH, high), (int)x.y, plus);
+    minus = __dp4a((int)prmt(MXFP4_LOW, MXFP4_HIGH, high ^ 0x8888), (int)x.y, minus);
+    return plus - minus;
 }
 
 template <int T> __device__ __forceinline__ float factor_of(u32 raw) {

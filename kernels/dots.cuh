@@ -1,6 +1,6 @@
 // One weight row against N rows of rounded activations, by four threads (blocks of 256) or eight (blocks of 32).
-// Never sums otherwise than the CPU: four or two of its 16 lanes belong to each thread, and the fold is its fold.
-// Surprising fact: decoding a block costs more instructions than the dots, so N rows cost much less than N times one.
+// Never sums otherwise than the CPU: each block has one whole sum, which joins one of four lanes (blocks of 256) or eight, and each lane is a
+// thread's. Surprising fact: four blocks are summed before any of them is converted, each to the thread whose lane it belongs to.
 #pragma once
 #include "dot_parts.cuh"
 
@@ -16,68 +16,61 @@ struct Acts {
     const i16 *sums;
 };
 
-// Sum of 16 lanes and 8 minima held by eight threads (lanes 2t and 2t + 1, minimum t), in the CPU's order; valid in thread 0.
-__device__ __forceinline__ float fold_eight(float even, float odd, float min) {
-    even = even + __shfl_down_sync(FULL, even, 4, 8);
-    odd = odd + __shfl_down_sync(FULL, odd, 4, 8);
-    int t = threadIdx.x % 8;
-    even = even + __shfl_sync(FULL, min, 2 * t, 8);
-    odd = odd + __shfl_sync(FULL, min, 2 * t + 1, 8);
-    even = even + __shfl_down_sync(FULL, even, 2, 8);
-    odd = odd + __shfl_down_sync(FULL, odd, 2, 8);
-    even = even + __shfl_down_sync(FULL, even, 1, 8);
-    odd = odd + __shfl_down_sync(FULL, odd, 1, 8);
-    return (even + odd) + 0.0f;
+// Two numbers of each of two threads that differ in bit `bit` of their number: the lower one gets the sum of both a, the upper one of both b.
+__device__ __forceinline__ int exchange(int a, int b, int t, int bit) {
+    bool is_upper = t & bit;
+    return (is_upper ? b : a) + __shfl_xor_sync(FULL, is_upper ? a : b, bit);
 }
 
-// Sum of 16 lanes and 8 minima held by four threads (lanes 4t .. 4t + 3, minima 2t and 2t + 1), in the CPU's order; valid in thread 0.
-template <bool MINS> __device__ __forceinline__ float fold_quad(const float lane[4], const float min[2]) {
-    int t = threadIdx.x % 4;
-    float sum[4];
-#pragma unroll
-    for (int c = 0; c < 4; c++) sum[c] = lane[c] + __shfl_down_sync(FULL, lane[c], 2, 4);
-    if constexpr (MINS) {
-#pragma unroll
-        for (int c = 0; c < 4; c++) sum[c] = sum[c] + __shfl_sync(FULL, min[c & 1], 2 * t + c / 2, 4);
-    }
-#pragma unroll
-    for (int c = 0; c < 4; c++) sum[c] = sum[c] + __shfl_down_sync(FULL, sum[c], 1, 4);
-    return ((sum[0] + sum[2]) + (sum[1] + sum[3])) + 0.0f;
+// Sums of four numbers over four neighbouring threads: thread t gets that of v[t].
+__device__ __forceinline__ int sum_quad(const int v[4], int t) {
+    return exchange(exchange(v[0], v[1], t, 1), exchange(v[2], v[3], t, 1), t, 2);
 }
 
-// Blocks of 32 whose loads are started before the first of them is used: with few warps that is what covers memory's latency.
-template <int N> constexpr int AHEAD_32 = N == 1 ? 8 : 2;
+// Sum of one number over four neighbouring threads, for each of them.
+__device__ __forceinline__ int sum_same(int v) {
+    v += __shfl_xor_sync(FULL, v, 1);
+    return v + __shfl_xor_sync(FULL, v, 2);
+}
 
-// Adds one block to the lanes of a thread; `block` counts blocks of activations.
-template <int T>
-__device__ __forceinline__ void add_256(const Part256 &p, const Acts &acts, u32 block, int t, float lane[4], float min[2]) {
-    const i8 *codes = acts.codes + 16 * t + (u64)block * 256;
-    float scale = acts.scales[block];
-    int sums[4] = {};
+// Fours of blocks of 32 whose loads are started before the first of them is used: with few warps that is what covers memory's latency.
+template <int N> constexpr int AHEAD_32 = N == 1 ? 2 : 1;
+
+// A thread's share of the whole sums of a block, and of its minima; `block` counts blocks of activations.
+template <int T> __device__ __forceinline__ int2 shares_256(const Part256 &p, const Acts &acts, u32 block, int t) {
+    const i8 *codes = acts.codes + (u64)block * 256;
+    int dots[4], sum = 0, mins = 0;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        uint4 x = *(const uint4 *)(codes + 64 * j);
+        uint4 x = *(const uint4 *)(codes + piece_at<T>(j, t));
+        dots[j] = 0;
 #pragma unroll
-        for (int c = 0; c < 4; c++) sums[c] += p.scales[j] * __dp4a(p.codes[j][c], (int)word_of(x, c), 0);
+        for (int c = 0; c < 4; c++) {
+            int four = (int)word_of(x, c);
+            dots[j] = T == Q2_K ? dot_unsigned((u32)p.codes[j][c], four, dots[j]) : __dp4a(p.codes[j][c], four, dots[j]);
+        }
     }
-    if constexpr (CODE_OFFSET<T> != 0) {
-        // Lanes 0 to 7, those of two threads, carry the offsets of all 16 runs.
-        uint4 runs = *(const uint4 *)(acts.sums + 8 * (t & 1) + (u64)block * 16);
-        int offset = t < 2 ? CODE_OFFSET<T> : 0;
-        sums[0] -= offset * __dp2a_lo((int)runs.x, p.extra[0], 0);
-        sums[1] -= offset * __dp2a_hi((int)runs.y, p.extra[0], 0);
-        sums[2] -= offset * __dp2a_lo((int)runs.z, p.extra[1], 0);
-        sums[3] -= offset * __dp2a_hi((int)runs.w, p.extra[1], 0);
+    if constexpr (T == IQ2_XXS) {
+        sum = p.scales[0] * (dots[0] + dots[1]) + p.scales[1] * (dots[2] + dots[3]);
+    } else {
+#pragma unroll
+        for (int j = 0; j < 4; j++) sum += p.scales[j] * dots[j];
     }
-    if constexpr (HAS_MINS<T>) {
+    if constexpr (CODE_OFFSET<T> != 0 || HAS_MINS<T>) {
+        // Runs 4t .. 4t + 3.
         uint2 runs = *(const uint2 *)(acts.sums + 4 * t + (u64)block * 16);
-        float factor = p.dmin * scale;
-        min[0] = fmaf((float)-__dp2a_lo((int)runs.x, p.extra[0], 0), factor, min[0]);
-        min[1] = fmaf((float)-__dp2a_hi((int)runs.y, p.extra[0], 0), factor, min[1]);
+        int weighted = __dp2a_hi((int)runs.y, p.extra, __dp2a_lo((int)runs.x, p.extra, 0));
+        if constexpr (HAS_MINS<T>) mins = weighted;
+        if constexpr (CODE_OFFSET<T> != 0) sum -= CODE_OFFSET<T> * weighted;
     }
-    float factor = p.d * scale;
-#pragma unroll
-    for (int c = 0; c < 4; c++) lane[c] = fmaf((float)sums[c], factor, lane[c]);
+    return make_int2(sum, mins);
+}
+
+// A block joins the lane of its thread: `whole` and `mins` are its sums, `factors` its weights', `scale` its activations'.
+template <int T> __device__ __forceinline__ float add_256(float lane, int whole, int mins, float2 factors, float scale) {
+    lane = fmaf((float)(whole >> SUM_SHIFT<T>), factors.x * scale, lane);
+    if constexpr (HAS_MINS<T>) lane = fmaf((float)-mins, factors.y * scale, lane);
+    return lane;
 }
 
 // N activation rows (`act[n]`) against weight row `row` of blocks of 256.
@@ -87,65 +80,132 @@ __device__ __forceinline__ void dot_256(
 ) {
     Place place = place_of(w_rows, blocks, row);
     Planes planes = planes_of<T>(w, (size_t)w_rows * blocks, t);
-    float lane[N][4] = {}, min[N][2] = {};
-    u32 slot = (u32)place.first, at[N];
+    float lane[N] = {};
+    u32 plus = iq2_plus<T>(tables), slot = (u32)place.first, at[N];
 #pragma unroll
     for (int n = 0; n < N; n++) at[n] = (u32)act[n] * blocks;
     Raw256 raw;
     fetch<T>(planes, slot, raw);
-    for (int b = 0; b < blocks; b++) {
+    int b = 0;
+    for (; b + 4 <= blocks; b += 4) {
+        // Those of block b + t.
+        u32 factors = T == Q4_K ? 0 : fetch_factors<T>(planes, slot + t * place.step);
+        float scales[N];
+#pragma unroll
+        for (int n = 0; n < N; n++) scales[n] = acts.scales[at[n] + t];
+        // Sums of an even block, then of pairs: fewer numbers are held than by `sum_quad`.
+        int2 even[N], pairs[N][2];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            Part256 p;
+            unpack<T>(raw, tables, plus, t, p);
+            if constexpr (T == Q4_K) factors = k == t ? raw.head.x : factors;
+            // The next block is on its way while one is used; further ahead costs registers, and with them warps, that cover more.
+            slot += place.step;
+            if (k < 3 || b + 4 < blocks) fetch<T>(planes, slot, raw);
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                int2 shares = shares_256<T>(p, acts, at[n]++, t);
+                if (k % 2 == 0) {
+                    even[n] = shares;
+                } else {
+                    pairs[n][k / 2].x = exchange(even[n].x, shares.x, t, 1);
+                    if constexpr (HAS_MINS<T>) pairs[n][k / 2].y = exchange(even[n].y, shares.y, t, 1);
+                }
+            }
+        }
+        float2 both = factors_of<T>(factors);
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            int whole = exchange(pairs[n][0].x, pairs[n][1].x, t, 2), mins = 0;
+            if constexpr (HAS_MINS<T>) mins = exchange(pairs[n][0].y, pairs[n][1].y, t, 2);
+            lane[n] = add_256<T>(lane[n], whole, mins, both, scales[n]);
+        }
+    }
+    // Up to three blocks more, one by one.
+    for (int k = 0; b < blocks; b++, k++) {
+        float2 both = factors_of<T>(fetch_factors<T>(planes, slot));
         Part256 p;
-        unpack<T>(raw, tables, t, p);
-        // The next block is on its way while this one is used; further ahead costs registers, and with them warps, that cover more.
+        unpack<T>(raw, tables, plus, t, p);
         slot += place.step;
         if (b + 1 < blocks) fetch<T>(planes, slot, raw);
 #pragma unroll
-        for (int n = 0; n < N; n++) add_256<T>(p, acts, at[n]++, t, lane[n], min[n]);
+        for (int n = 0; n < N; n++) {
+            float scale = acts.scales[at[n]];
+            int2 shares = shares_256<T>(p, acts, at[n]++, t);
+            int whole = sum_same(shares.x), min = HAS_MINS<T> ? sum_same(shares.y) : 0;
+            if (k == t) lane[n] = add_256<T>(lane[n], whole, min, both, scale);
+        }
     }
 #pragma unroll
-    for (int n = 0; n < N; n++) out[n] = fold_quad<HAS_MINS<T>>(lane[n], min[n]);
+    for (int n = 0; n < N; n++) {
+        float sum = lane[n] + __shfl_down_sync(FULL, lane[n], 2, 4);
+        out[n] = (sum + __shfl_down_sync(FULL, sum, 1, 4)) + 0.0f;
+    }
 }
 
-// As `dot_256` for blocks of 32: threads 0 to 3 take even blocks, 4 to 7 odd ones.
+// As `dot_256` for blocks of 32: threads 0 to 3 take even blocks, 4 to 7 odd ones, and lane 2 q + h is that of thread q of half h.
 template <int T, int N>
 __device__ __forceinline__ void dot_32(const u8 *body, const u8 *tail, int blocks, const Acts &acts, const size_t *act, int t, float *out) {
-    constexpr int AHEAD = AHEAD_32<N>;
-    float even[N] = {}, odd[N] = {};
-    auto take = [&](int b, auto count) {
-        constexpr int COUNT = decltype(count)::value;
-        uint2 raw[COUNT], x[COUNT][N];
-        u32 factors[COUNT];
-        float scales[COUNT][N];
+    int q = t & 3, h = t >> 2;
+    float lane[N] = {};
+    auto fours = [&](int b, auto count) {
+        constexpr int FOURS = decltype(count)::value;
+        uint2 raw[4 * FOURS], x[4 * FOURS][N];
+        u32 factors[FOURS];
+        float scales[FOURS][N];
 #pragma unroll
-        for (int k = 0; k < COUNT; k++) {
-            int at = b + 2 * k;
+        for (int k = 0; k < 4 * FOURS; k++) {
+            int at = b + 2 * k + h;
             raw[k] = fetch_32<T>(body + (size_t)at * Block<T>::BODY, t);
-            factors[k] = fetch_factor<T>(tail + (size_t)at * Block<T>::TAIL);
 #pragma unroll
-            for (int n = 0; n < N; n++) {
-                size_t block = act[n] * blocks + at;
-                x[k][n] = *(const uint2 *)(acts.codes + block * 32 + 8 * (t & 3));
-                scales[k][n] = acts.scales[block];
-            }
+            for (int n = 0; n < N; n++) x[k][n] = *(const uint2 *)(acts.codes + (act[n] * blocks + at) * 32 + 8 * q);
         }
 #pragma unroll
-        for (int k = 0; k < COUNT; k++) {
-            float d = factor_of<T>(factors[k]);
+        for (int f = 0; f < FOURS; f++) {
+            int mine = b + 8 * f + 2 * q + h;
+            factors[f] = fetch_factor<T>(tail + (size_t)mine * Block<T>::TAIL);
+#pragma unroll
+            for (int n = 0; n < N; n++) scales[f][n] = acts.scales[act[n] * blocks + mine];
+        }
+#pragma unroll
+        for (int f = 0; f < FOURS; f++) {
+            float d = factor_of<T>(factors[f]);
 #pragma unroll
             for (int n = 0; n < N; n++) {
-                float factor = d * scales[k][n];
-                int2 sums = dots_32<T>(raw[k], x[k][n]);
-                even[n] = fmaf((float)sums.x, factor, even[n]);
-                odd[n] = fmaf((float)sums.y, factor, odd[n]);
+                int dots[4];
+#pragma unroll
+                for (int k = 0; k < 4; k++) dots[k] = dot_eight<T>(raw[4 * f + k], x[4 * f + k][n]);
+                lane[n] = fmaf((float)sum_quad(dots, q), d * scales[f][n], lane[n]);
             }
         }
     };
     // All threads of a warp make the same turns.
     int b = 0;
-    for (; b + 2 * AHEAD <= blocks; b += 2 * AHEAD) take(b + (t >> 2), Count<AHEAD>{});
-    for (b += t >> 2; b < blocks; b += 2) take(b, Count<1>{});
+    for (; b + 8 * AHEAD_32<N> <= blocks; b += 8 * AHEAD_32<N>) fours(b, Count<AHEAD_32<N>>{});
+    if constexpr (AHEAD_32<N> > 1) {
+        for (; b + 8 <= blocks; b += 8) fours(b, Count<1>{});
+    }
+    // Up to seven blocks more, a pair at a time.
+    for (int k = 0; b < blocks; b += 2, k++) {
+        int at = b + h;
+        bool inside = at < blocks;
+        uint2 raw = inside ? fetch_32<T>(body + (size_t)at * Block<T>::BODY, t) : make_uint2(0, 0);
+        float d = inside ? factor_of<T>(fetch_factor<T>(tail + (size_t)at * Block<T>::TAIL)) : 0.0f;
 #pragma unroll
-    for (int n = 0; n < N; n++) out[n] = fold_eight(even[n], odd[n], 0.0f);
+        for (int n = 0; n < N; n++) {
+            size_t block = act[n] * blocks + at;
+            uint2 x = inside ? *(const uint2 *)(acts.codes + block * 32 + 8 * q) : make_uint2(0, 0);
+            int whole = sum_same(dot_eight<T>(raw, x));
+            if (inside && k == q) lane[n] = fmaf((float)whole, d * acts.scales[block], lane[n]);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        float sum = lane[n] + __shfl_down_sync(FULL, lane[n], 2, 4);
+        sum = sum + __shfl_down_sync(FULL, sum, 1, 4);
+        out[n] = (sum + __shfl_down_sync(FULL, sum, 4, 8)) + 0.0f;
+    }
 }
 
 // Threads that share a weight row, and threads of a block of threads: tables are filled once a block of threads.

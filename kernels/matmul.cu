@@ -1,5 +1,5 @@
 // Products of weight rows with activation rows, and what prepares both: weights arranged, activations rounded to 8 bits a block.
-// Never lets the number of rows change a bit: each (weight row, activation row) pair is summed alone, in the 16 lanes of the CPU op.
+// Never lets the number of rows change a bit: each (weight row, activation row) pair is summed alone, in the lanes of the CPU op.
 // Surprising fact: the threads that share a weight row own whole lanes, so integer sums and F32 sums equal the CPU's bit for bit.
 #include "arrange.cuh"
 #include "dots.cuh"

@@ -1,13 +1,16 @@
 // One activation row against Q8_0 weights in one launch: the rounding of activations, the products and their sums.
-// Never adds in another order than `dots.cuh`: the integer sums of four products are taken by all threads at once, and 16 threads a weight
-// row then add them in their lanes. Surprising fact: each block rounds the whole row again, which costs less than a launch and a wait.
+// Never adds in another order than `dots.cuh`: whole sums of all blocks are taken by all threads at once, and one warp then adds them, eight
+// lanes a weight row. Surprising fact: each block of threads rounds the whole row again, which costs less than a launch and a wait.
 #pragma once
 #include "dot_parts.cuh"
 
 // Weight rows of a block, values of a thread, and threads of the largest block.
 constexpr int ROWS = 4, EACH = 16, THREADS_MAX = 320;
-// Floats between the rows in shared memory, beyond their sums: two rows that a warp reads lie in different banks.
-constexpr int PAD = 16;
+// Lanes of a weight row.
+constexpr int ROW_LANES = 8;
+// Places between the rows in shared memory, beyond their sums: two rows that half a warp reads lie in different banks.
+constexpr int PAD = 8;
+static_assert(ROWS * ROW_LANES == 32, "one warp adds");
 
 // Rounds 16 values of a block of 32; the neighbour has the other 16. Returns the scale.
 __device__ __forceinline__ float round_half(const float v[EACH], int words[4]) {
@@ -31,29 +34,40 @@ __device__ __forceinline__ float round_half(const float v[EACH], int words[4]) {
     return !is_finite ? __uint_as_float(0x7fc00000u) : is_zero ? 0.0f : amax / 127.0f;
 }
 
-// w: [w_rows, cols]; x: [groups, cols]; out: [w_rows]. Rows of a block are of one group. Grid (w_rows / ROWS); whole warps of threads,
-// 16 values each. Shared: (cols of a turn / 4 + PAD) * ROWS sums, then ROWS factors for each 32 columns of a turn.
+// w: [w_rows, cols]; x: [groups, cols]; out: [w_rows]; of a second matrix on the same row likewise, or none. Rows of a block are of one
+// group. Grid (w_rows / ROWS + second_rows / ROWS); whole warps of threads, 16 values each. Shared: ROWS times a sum and its factor for each 32 columns of a turn and PAD more.
 extern "C" __global__ void __launch_bounds__(THREADS_MAX, 3) matmul_row_q8_0(
-    const u8 *w, const float *x, float *out, int w_rows, int cols, int groups
+    const u8 *w, const float *x, float *out, int w_rows, int cols, int groups, const u8 *second, float *second_out, int second_rows
 ) {
     extern __shared__ float4 dynamic[];
-    int tid = threadIdx.x, turn = blockDim.x * EACH, stride = turn / 4 + PAD;
-    float *sums = (float *)dynamic, *factors = sums + ROWS * stride;
-    int first = blockIdx.x * ROWS, blocks = cols / 32;
+    int tid = threadIdx.x, turn = blockDim.x * EACH, stride = turn / 32 + PAD, is_odd = tid & 1;
+    float2 *sums = (float2 *)dynamic;
+    int blocks = cols / 32, first = blockIdx.x * ROWS, others = (w_rows + ROWS - 1) / ROWS * ROWS;
+    if (first >= others) {
+        first -= others;
+        w = second;
+        out = second_out;
+        w_rows = second_rows;
+    }
     const float *act = x + (size_t)(first / (w_rows / groups)) * cols;
     const u8 *tails = w + (size_t)w_rows * cols;
-    float lane[ROWS * LANES / 32] = {};
+    float lane = 0.0f;
     for (int start = 0; start < cols; start += turn) {
         int at = start + tid * EACH;
         bool inside = at < cols;
         uint4 codes[ROWS];
-        float d[ROWS], v[EACH];
+        float d[ROWS / 2], v[EACH];
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             // Rows beyond the last are computed and not written.
             size_t row = min(first + r, w_rows - 1);
             codes[r] = inside ? stream16(w + row * cols + at) : make_uint4(0, 0, 0, 0);
-            d[r] = inside ? half_at(tails + (row * blocks + at / 32) * 2) : 0.0f;
+        }
+        // A thread keeps two rows of its block, its neighbour the other two.
+#pragma unroll
+        for (int i = 0; i < ROWS / 2; i++) {
+            size_t row = min(first + is_odd * (ROWS / 2) + i, w_rows - 1);
+            d[i] = inside ? half_at(tails + (row * blocks + at / 32) * 2) : 0.0f;
         }
 #pragma unroll
         for (int i = 0; i < EACH; i += 4) {
@@ -63,39 +77,31 @@ extern "C" __global__ void __launch_bounds__(THREADS_MAX, 3) matmul_row_q8_0(
             v[i + 2] = four.z;
             v[i + 3] = four.w;
         }
-        int words[4];
+        int words[4], halves[ROWS];
         float scale = round_half(v, words);
-        __syncthreads();
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            float4 four;
-            four.x = (float)__dp4a((int)codes[r].x, words[0], 0);
-            four.y = (float)__dp4a((int)codes[r].y, words[1], 0);
-            four.z = (float)__dp4a((int)codes[r].z, words[2], 0);
-            four.w = (float)__dp4a((int)codes[r].w, words[3], 0);
-            *(float4 *)(sums + r * stride + 4 * tid) = four;
-            if (tid % 2 == 0) factors[r * (turn / 32) + tid / 2] = d[r] * scale;
+            int low = __dp4a((int)codes[r].y, words[1], __dp4a((int)codes[r].x, words[0], 0));
+            halves[r] = __dp4a((int)codes[r].w, words[3], __dp4a((int)codes[r].z, words[2], low));
+        }
+        // The warp that adds has done so with the turn before.
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < ROWS / 2; i++) {
+            int kept = is_odd ? halves[ROWS / 2 + i] : halves[i], given = is_odd ? halves[i] : halves[ROWS / 2 + i];
+            kept += __shfl_xor_sync(FULL, given, 1);
+            sums[(is_odd * (ROWS / 2) + i) * stride + tid / 2] = make_float2((float)kept, d[i] * scale);
         }
         __syncthreads();
-        // Lanes 0 to 7 take even blocks, 8 to 15 odd ones. Only the first warps have lanes: all of one take part or none.
-        int count = min(turn, cols - start) / 32;
-#pragma unroll
-        for (int k = 0; k < ROWS * LANES / 32; k++) {
-            int pair = tid + k * blockDim.x, r = pair / LANES, l = pair % LANES;
-            if (pair >= ROWS * LANES) break;
-            const float *sum = sums + r * stride + l, *factor = factors + r * (turn / 32) + l / 8;
-            float value = lane[k];
-#pragma unroll 16
-            for (int b = l / 8; b < count; b += 2, sum += 16, factor += 2) value = fmaf(*sum, *factor, value);
-            lane[k] = value;
+        if (tid < 32) {
+            int count = min(turn, cols - start) / 32;
+            const float2 *from = sums + tid / ROW_LANES * stride;
+#pragma unroll 8
+            for (int b = tid % ROW_LANES; b < count; b += ROW_LANES) lane = fmaf(from[b].x, from[b].y, lane);
         }
     }
-#pragma unroll
-    for (int k = 0; k < ROWS * LANES / 32; k++) {
-        int pair = tid + k * blockDim.x;
-        if (pair >= ROWS * LANES) break;
-        float sum = lane[k];
-        for (int half = LANES / 2; half > 0; half /= 2) sum = sum + __shfl_down_sync(FULL, sum, half, LANES);
-        if (pair % LANES == 0 && first + pair / LANES < w_rows) out[first + pair / LANES] = sum + 0.0f;
-    }
+    if (tid >= 32) return;
+    for (int half = ROW_LANES / 2; half > 0; half /= 2) lane = lane + __shfl_down_sync(FULL, lane, half, ROW_LANES);
+    int row = first + tid / ROW_LANES;
+    if (tid % ROW_LANES == 0 && row < w_rows) out[row] = lane + 0.0f;
 }

@@ -2,7 +2,7 @@
 // Never sees the file's layout: kernels/arrange.cuh brings a matrix into this one, with the same number of bytes. Blocks of 32 are split
 // into bodies and factors; MXFP4 keeps its codes in order. Blocks of 256 are cut into planes, one a part of a block; in each plane the
 // blocks of eight neighbouring rows alternate, and a block's codes are kept as four threads use them: thread t owns values
-// 64 j + 16 t .. + 15, so that a warp reads 512 bytes in a row.
+// 64 j + 16 t .. + 15, of IQ2_XXS runs t and t + 4 of 32 values, so that a warp reads 512 bytes in a row.
 // Surprising fact: a decoded value has the bits of the CPU decoder, which rounds each product before it subtracts.
 #pragma once
 #include "common.cuh"
@@ -114,11 +114,12 @@ template <int T> __device__ __forceinline__ float quad_value(const u8 *w, size_t
         int high = (word(Q6_K_HIGH, 64, 16 * t + 4 * c) >> (8 * i + 2 * j)) & 3;
         return scale * (float)((low | (high << 4)) - 32);
     } else {
-        u32 mine = word(0, 64, 16 * t + 4 * j), even = word(0, 64, 16 * (t & 2) + 4 * j), odd = word(0, 64, 16 * (t | 1) + 4 * j);
-        float factor = half_at(part(IQ2_XXS_TAIL, 2)) * (0.5f + (float)(even >> 30 | odd >> 30 << 2)) * 0.25f;
-        int k = c / 2, value = v % 8;
-        float magnitude = factor * (float)(u8)(IQ2_GRID[(mine >> (8 * k)) & 255] >> (value * 8));
-        return (sign_bits((mine >> (16 + 7 * k)) & 127) >> value) & 1 ? -magnitude : magnitude;
+        // Runs of 32 values, two a thread.
+        int run = v / 32, group = v / 8 % 4, value = v % 8, at = 16 * (run % 4) + run / 4 * 8;
+        u32 groups = word(0, 64, at), signs = word(0, 64, at + 4);
+        float factor = half_at(part(IQ2_XXS_TAIL, 2)) * (0.5f + (float)(signs >> 28)) * 0.25f;
+        float magnitude = factor * (float)(u8)(IQ2_GRID[(groups >> (8 * group)) & 255] >> (value * 8));
+        return (sign_bits((signs >> (7 * group)) & 127) >> value) & 1 ? -magnitude : magnitude;
     }
 }
 

@@ -1,26 +1,66 @@
 #!/usr/bin/env bash
-# Checks a GPU against the processor: every op, then greedy texts, then streamed against resident runs bit for bit.
+# Checks a GPU against the processor: every op, then greedy texts, then streamed against resident runs, bit for bit.
 # usage: gpu-check.sh DS4 CUDA_OPS OUT [MODEL]   (two programs, a folder for results, models/ds41-mini.gguf unless named)
+# SEED=N draws other inputs of the ops; PARTS="ops texts v4" runs some of the parts only.
 set -euo pipefail
 ds4=$1 ops=$2 out=$3 model=${4:-models/ds41-mini.gguf}
+parts=" ${PARTS:-ops texts v4} "
 mkdir -p "$out"
 failed=0
 
-"$ops" --seed "${SEED:-1}" | tee "$out/ops.txt" || failed=1
+# has PART
+has() { [[ $parts == *" $1 "* ]]; }
 
-prompts=("The door was opened by a tall man in a black coat." "What is a cat?" "Once upon a time there was a" "1 2 3 4 5"
-  "continue: She looked at the sea and")
-run() { "$ds4" -m "$model" -n 48 "$@"; }
-for i in "${!prompts[@]}"; do
-  prompt=${prompts[$i]}
-  for backend in cpu cuda; do
-    run -p "$prompt" --backend $backend --dump-logprobs "$out/$backend-$i.json" >"$out/$backend-$i.txt" 2>"$out/$backend-$i.log" || { tail -3 "$out/$backend-$i.log"; failed=1; }
+# quiet LOG COMMAND...: shows the end of its log if it fails
+quiet() {
+  local log=$1
+  shift
+  "$@" >"$log.txt" 2>"$log.log" || { echo "$log: FAILED"; tail -3 "$log.log"; failed=1; return 1; }
+}
+
+# same WHAT A B: whether two files have the same bits
+same() {
+  if cmp -s "$2" "$3"; then echo "$1: the same bits"; else echo "$1: OTHER BITS"; failed=1; fi
+}
+
+# streamed NAME SLOTS... -- ARGUMENTS: runs with SLOTS (host:gpu) against the resident run of the same arguments
+streamed() {
+  local name=$1 slots=()
+  shift
+  while [ "$1" != -- ]; do slots+=("$1"); shift; done
+  shift
+  quiet "$out/$name-resident" "$ds4" "$@" --backend cuda --dump-logits "$out/resident.safetensors" || return 0
+  for split in "${slots[@]}"; do
+    local host=${split%:*} gpu=${split#*:} log="$out/$name-$host-$gpu"
+    quiet "$log" "$ds4" "$@" --backend cuda --ssd-streaming --ssd-streaming-cache-experts "$host" --gpu-cache "$gpu" \
+      --dump-logits "$out/streamed.safetensors" --stats-json "$log.json" || continue
+    same "$name streamed, $host slots in host memory and $gpu on the GPU" "$out/resident.safetensors" "$out/streamed.safetensors"
+    grep -hE "hit rate|tiers" "$log.log" || true
+    python3 - "$log.json" <<'PY'
+import json, sys
+known = json.load(open(sys.argv[1])).get("known_experts")
+if known:
+    print(f"ds4: experts that token ids name: {known['uses']} uses below the GPU's slots, {known['misses']} of them demand misses")
+PY
   done
-  if cmp -s "$out/cpu-$i.txt" "$out/cuda-$i.txt"; then
-    echo "text $i: the same ($(wc -c <"$out/cpu-$i.txt") bytes)"
-  else
-    echo "text $i: DIFFERS"
-    python3 - "$out/cpu-$i.json" "$out/cuda-$i.json" <<'PY' || failed=1
+}
+
+if has ops; then
+  "$ops" --seed "${SEED:-1}" | tee "$out/ops.txt" || failed=1
+fi
+
+if has texts; then
+  prompts=("The door was opened by a tall man in a black coat." "What is a cat?" "Once upon a time there was a" "1 2 3 4 5"
+    "continue: She looked at the sea and")
+  for i in "${!prompts[@]}"; do
+    for backend in cpu cuda; do
+      quiet "$out/$backend-$i" "$ds4" -m "$model" -n 48 -p "${prompts[$i]}" --backend $backend --dump-logprobs "$out/$backend-$i.json" || true
+    done
+    if cmp -s "$out/cpu-$i.txt" "$out/cuda-$i.txt"; then
+      echo "text $i: the same ($(wc -c <"$out/cpu-$i.txt") bytes)"
+    else
+      echo "text $i: DIFFERS"
+      python3 - "$out/cpu-$i.json" "$out/cuda-$i.json" <<'PY' || failed=1
 import json, sys
 cpu, gpu = (json.load(open(p)) for p in sys.argv[1:])
 cpu, gpu = (d["tokens"] if isinstance(d, dict) else d for d in (cpu, gpu))
@@ -30,26 +70,38 @@ for n, (a, b) in enumerate(zip(cpu, gpu)):
         print(f"  token {n}: cpu {a['id']}, gpu {b['id']}, margin of the cpu's choice {top[0] - top[1]:.2e}")
         sys.exit(0 if top[0] - top[1] < 1e-3 else 1)
 PY
-  fi
-done
+    fi
+  done
+  twin=(-m "$model" -n 48 -p "${prompts[0]}")
+  streamed mini 40:24 60:24 400:60 -- "${twin[@]}"
+  quiet "$out/cpu" "$ds4" "${twin[@]}" --backend cpu --dump-logits "$out/cpu.safetensors" &&
+    same "mini, GPU and processor" "$out/resident.safetensors" "$out/cpu.safetensors"
+  grep -hE "t/s|launches" "$out/cuda-0.log" "$out/cpu-0.log" || true
+fi
 
-# One run without streaming is the twin of every streamed one.
-twin=(-p "${prompts[0]}" --backend cuda)
-run "${twin[@]}" --dump-logits "$out/resident.safetensors" >/dev/null 2>"$out/resident.log"
-for cache in 40:24 60:24 400:60; do
-  host=${cache%:*} gpu=${cache#*:}
-  run "${twin[@]}" --ssd-streaming --ssd-streaming-cache-experts "$host" --gpu-cache "$gpu" --dump-logits "$out/streamed.safetensors" \
-    >/dev/null 2>"$out/streamed-$host-$gpu.log" || { tail -3 "$out/streamed-$host-$gpu.log"; failed=1; continue; }
-  if cmp -s "$out/resident.safetensors" "$out/streamed.safetensors"; then
-    echo "streamed, $host slots in host memory and $gpu on the GPU: the same bits"
-  else
-    echo "streamed, $host slots in host memory and $gpu on the GPU: OTHER BITS"
-    failed=1
-  fi
-  grep -E "hit rate" "$out/streamed-$host-$gpu.log" || true
-done
-run -p "${prompts[0]}" --backend cpu --dump-logits "$out/cpu.safetensors" >/dev/null 2>&1 || true
-if cmp -s "$out/resident.safetensors" "$out/cpu.safetensors"; then echo "logits of GPU and processor: the same bits"; else echo "logits of GPU and processor: other bits"; fi
+# DeepSeek V4: windows, both kinds of compressors, indexers, experts by token id; two sizes of experts in c.
+if has v4; then
+  python3 -c 'print([(7 * i * i + 3 * i + 11) % 61 for i in range(140)])' >"$out/tokens.json"
+  for file in a/model.gguf c/model-mixed.gguf; do
+    name=v4-${file%%/*}
+    # One token of a uses 15 of 40 experts, one of c 4 of 16.
+    [ $name = v4-a ] && slots=(18:6 40:12) || slots=(5:3 16:8)
+    for mode in fast quality; do
+      twin=(-m "tests/golden/deepseek_v4/$file" --tokens-file "$out/tokens.json" -n 24 -c 256)
+      [ $mode = fast ] || twin+=(--quality)
+      for chunk in 1 64; do
+        for backend in cpu cuda; do
+          quiet "$out/$name-$mode-$backend-$chunk" "$ds4" "${twin[@]}" --backend $backend --prefill-chunk $chunk \
+            --dump-logits "$out/$backend.safetensors" || true
+        done
+        same "$name $mode, chunks of $chunk, GPU and processor" "$out/cpu.safetensors" "$out/cuda.safetensors"
+      done
+      streamed "$name-$mode" "${slots[@]}" -- "${twin[@]}"
+      quiet "$out/$name-$mode-cpu" "$ds4" "${twin[@]}" --backend cpu --dump-logits "$out/cpu.safetensors" &&
+        same "$name $mode, GPU and processor" "$out/cpu.safetensors" "$out/resident.safetensors"
+    done
+  done
+fi
 rm -f "$out"/*.safetensors
-grep -hE "t/s|launches" "$out/cuda-0.log" "$out/cpu-0.log" || true
+[ $failed -eq 0 ] && echo "gpu-check: all the same" || echo "gpu-check: FAILED"
 exit $failed

@@ -58,6 +58,16 @@ fn number(stats: &Value, key: &str) -> f64 {
     stats[key].as_f64().unwrap_or_else(|| panic!("{key} in {stats}"))
 }
 
+/// The tier of memory between a GPU and the drive, under the name that goes with --gpu-cache.
+#[test]
+fn the_cache_has_a_second_name() {
+    let slots = |flag: &str| {
+        let name = format!("name{flag}");
+        number(&stats(&name, &["-p", "hello", "-n", "2", "--ssd-streaming", flag, "13"]), "cache_slots")
+    };
+    assert_eq!((slots("--host-cache"), slots("--ssd-streaming-cache-experts")), (13.0, 13.0));
+}
+
 #[test]
 fn stats_have_all_keys_and_sane_values() {
     let prompt = ["-p", "hello there", "--ssd-streaming", "--ssd-streaming-cache-experts", "12"];

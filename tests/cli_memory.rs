@@ -1,5 +1,5 @@
-//! Peak memory of `ds4` against the plan that it prints, on a prompt that fills many chunks.
-//! Owns no model beyond the bundled one. Surprising fact: a model that is too small hides what it should show, since
+//! Peak memory of `ds4` against the plan that it prints, on a prompt that fills many chunks; and models that no memory holds.
+//! Owns no model beyond the bundled one: a large one is a header and a hole. Surprising fact: a model that is too small hides what it should show, since
 //! code that is first run after planning is resident too, a few MiB whatever the model.
 
 mod cli_rig;
@@ -7,6 +7,9 @@ mod cli_rig;
 use std::path::{Path, PathBuf};
 
 use cli_rig::{command, finish, json, scratch};
+use ds4::storage::convert::{ALIGNMENT, Arch, BaseRecipe, Recipe};
+use ds4::storage::gguf::{GgufWriter, TensorSpec};
+use ds4::storage::synth::{Dims, Routing, Shape, SynthOptions, SynthPlan};
 
 /// Tokens of the prompt: more than one chunk of the largest size tried.
 const TOKENS: u32 = 640;
@@ -51,4 +54,49 @@ fn a_long_prompt_stays_within_the_plan() {
             }
         }
     }
+}
+
+/// A file with the sizes of V4 PRO (spec deepseek-v4, 1.1, but for the kinds of its first layers) and not a byte of its weights.
+fn larger_sibling() -> PathBuf {
+    let mut dims = Dims::of(Arch::DeepSeek4, Shape::Full);
+    for (name, value) in [
+        ("num_hidden_layers", 61),
+        ("hidden_size", 7168),
+        ("moe_intermediate_size", 3072),
+        ("num_attention_heads", 128),
+        ("q_lora_rank", 1536),
+        ("o_groups", 16),
+        ("n_routed_experts", 384),
+        ("index_topk", 1024),
+        ("vocab_size", 2000),
+    ] {
+        dims.set(name, value).unwrap();
+    }
+    let (recipe, routing) = (Recipe::base(BaseRecipe::Q2), Routing::Uniform);
+    let options = SynthOptions { dims, recipe, alias: None, routing, seed: 1, alignment: ALIGNMENT };
+    let plan = SynthPlan::new(&options).unwrap();
+    let spec = |t: &ds4::storage::gguf::TensorInfo| TensorSpec { name: t.name.clone(), ty: t.ty, dims: t.dims.clone() };
+    let specs: Vec<TensorSpec> = plan.directory().tensors().iter().map(spec).collect();
+    let writer = GgufWriter::new(plan.metadata(), &specs).unwrap();
+    let path = scratch("larger").join("pro.gguf");
+    std::fs::write(&path, writer.header()).unwrap();
+    let len = writer.directory().file_len();
+    // 405 GiB of experts (spec 2.3).
+    assert!(len > 405 << 30, "{len}");
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(len).unwrap();
+    path
+}
+
+#[test]
+fn a_model_that_no_memory_holds_is_refused_by_the_plan() {
+    let path = larger_sibling();
+    let run = |more: &[&str]| {
+        let mut ds4 = command();
+        ds4.arg("-m").arg(&path).args(["-p", "x", "-n", "1", "--simulate-used-memory", "4000GB", "--probe", "off"]);
+        finish(ds4.args(more))
+    };
+    run(&[]).failed(1, &["usable", "GiB"]);
+    // The experts may stay on the drive, what every token needs may not.
+    run(&["--ssd-streaming"]).failed(1, &["must stay in memory", "use a smaller quantisation"]);
+    std::fs::remove_file(&path).unwrap();
 }

@@ -192,9 +192,9 @@ fn stated_memory_is_what_is_allocated() {
 fn yarn_frequencies_of_the_published_geometry() {
     let base = Checkpoint::open(&fixture("a"));
     let mut config = Config::from_metadata(&base).unwrap();
-    config.rotary = 64;
-    config.yarn.factor = 16.0;
-    config.yarn.original_positions = 65536.0;
+    config.backbone.rotary = 64;
+    config.backbone.yarn.factor = 16.0;
+    config.backbone.yarn.original_positions = 65536.0;
     let freqs = config.rope_freqs(true);
     for (i, want) in [
         (0, 1.0),

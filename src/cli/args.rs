@@ -171,8 +171,8 @@ pub struct StreamingArgs {
     /// Keep routed experts on the drive and cache them in memory
     #[arg(long)]
     pub ssd_streaming: bool,
-    /// Expert cache: N slots, or NGB of memory (GB = GiB) [default: what memory allows]
-    #[arg(long, value_name = "N|NGB", requires = "ssd_streaming", allow_hyphen_values = true)]
+    /// Expert cache: N slots, or NGB of memory (GB = GiB); also --host-cache [default: what memory allows]
+    #[arg(long, value_name = "N|NGB", requires = "ssd_streaming", alias = "host-cache", allow_hyphen_values = true)]
     pub ssd_streaming_cache_experts: Option<String>,
     /// Which experts leave a full cache: lru, lfu, clock, s3-fifo, sieve, window-random, layer-aware, adaptive (= auto)
     #[arg(long, value_name = "NAME", default_value = "auto", requires = "ssd_streaming")]

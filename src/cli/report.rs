@@ -37,7 +37,8 @@ pub fn lines(stats: &RunStats) -> Vec<String> {
         ));
     }
     if let Some(gpu) = &stats.gpu {
-        lines.push(graphics(gpu, stats));
+        let tokens = stats.generated_tokens + stats.prompt_tokens;
+        lines.extend(graphics(gpu, tokens, if stats.is_streaming { stats.expert_misses } else { 0 }));
     }
     if let Some(verify) = &stats.verify {
         lines.push(format!(
@@ -53,21 +54,30 @@ pub fn lines(stats: &RunStats) -> Vec<String> {
     lines
 }
 
-fn graphics(gpu: &GpuStats, stats: &RunStats) -> String {
-    let uses = (gpu.expert_hits + gpu.expert_misses).max(1);
-    let tokens = (stats.generated_tokens + stats.prompt_tokens).max(1);
-    format!(
-        "{}: {} expert slots ({}), {} hits, {} misses, {:.1} % hit rate, {} uploaded, {} launches and {} waits a token",
+/// What a GPU did for `tokens` tokens, of whose experts `drive` were read from the drive.
+fn graphics(gpu: &GpuStats, tokens: u64, drive: u64) -> [String; 2] {
+    let uses = gpu.expert_hits + gpu.expert_misses;
+    let percent = |part: u64| 100.0 * part as f64 / uses.max(1) as f64;
+    let done = format!(
+        "{}: {} expert slots ({}), {} hits, {} misses, {} evictions, {} uploaded at {:.1} GB/s, {} launches and {} waits a token",
         gpu.name,
         gpu.cache_slots,
         Bytes(gpu.cache_bytes),
         gpu.expert_hits,
         gpu.expert_misses,
-        100.0 * gpu.expert_hits as f64 / uses as f64,
+        gpu.evictions,
         Bytes(gpu.upload_bytes),
-        gpu.launches / tokens,
-        gpu.waits / tokens
-    )
+        gpu.upload_gb_per_s,
+        gpu.launches / tokens.max(1),
+        gpu.waits / tokens.max(1)
+    );
+    let tiers = format!(
+        "tiers: {:.1} % of {uses} experts in GPU memory, {:.1} % in host memory, {:.1} % read from the drive",
+        percent(gpu.expert_hits),
+        percent(gpu.expert_misses.saturating_sub(drive)),
+        percent(drive.min(gpu.expert_misses))
+    );
+    [done, tiers]
 }
 
 fn streaming(stats: &RunStats) -> Vec<String> {
@@ -143,4 +153,41 @@ fn lookahead(stats: &LookaheadStats) -> String {
 /// Prints the report.
 pub fn print(stats: &RunStats) {
     lines(stats).iter().for_each(|line| output::note(line));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tiers_add_up() {
+        let gpu = GpuStats {
+            name: "card".into(),
+            kernels: "compiled",
+            cache_slots: 7,
+            cache_bytes: 7 << 20,
+            expert_hits: 60,
+            expert_misses: 40,
+            evictions: 33,
+            launches: 1000,
+            waits: 50,
+            registered_bytes: 0,
+            upload_bytes: 3 << 30,
+            download_bytes: 0,
+            upload_gb_per_s: 48.5,
+        };
+        let [done, tiers] = graphics(&gpu, 10, 15);
+        assert!(
+            done.starts_with("card: 7 expert slots (7.00 MiB), 60 hits, 40 misses, 33 evictions, 3.00 GiB"),
+            "{done}"
+        );
+        assert!(done.ends_with("at 48.5 GB/s, 100 launches and 5 waits a token"), "{done}");
+        assert_eq!(
+            tiers,
+            "tiers: 60.0 % of 100 experts in GPU memory, 25.0 % in host memory, 15.0 % read from the drive"
+        );
+        // Nothing was asked: no division by zero.
+        let idle = GpuStats { expert_hits: 0, expert_misses: 0, ..gpu };
+        assert!(graphics(&idle, 0, 0)[1].starts_with("tiers: 0.0 % of 0 experts"));
+    }
 }

@@ -70,23 +70,6 @@ pub(super) fn choose(options: &EngineOptions) -> Result<Chosen, EngineError> {
     }
 }
 
-/// The device for a model that may be kept off GPUs, for the reason `refusal`.
-///
-/// # Errors
-/// A GPU, or memory on one, that was asked for.
-pub(super) fn settle(
-    chosen: Chosen,
-    refusal: Option<&'static str>,
-    options: &EngineOptions,
-) -> Result<Chosen, EngineError> {
-    let Some(why) = refusal.filter(|_| chosen.gpu().is_some()) else { return Ok(chosen) };
-    match (options.device, options.gpu_budget) {
-        (DeviceChoice::Cuda, _) => Err(EngineError::NoGpu { reason: why.to_owned() }),
-        (_, Some(_)) => Err(EngineError::NoGpuForCache { why: why.to_owned() }),
-        _ => Ok(Chosen::Cpu { why: Some(why.to_owned()) }),
-    }
-}
-
 #[cfg(feature = "cuda")]
 fn open_gpu() -> Result<Chosen, EngineError> {
     let device = cuda::Device::open(0, false).map_err(|e| EngineError::NoGpu { reason: e.to_string() })?;

@@ -137,5 +137,7 @@ fn read(backend: &CudaBackend, experts: &GpuExperts) -> GpuStats {
         registered_bytes: experts.registered_bytes() as u64,
         upload_bytes: device.upload_bytes,
         download_bytes: device.download_bytes,
+        // Bytes a nanosecond.
+        upload_gb_per_s: device.timed_upload_bytes as f64 / device.timed_upload_ns.max(1) as f64,
     }
 }

@@ -49,6 +49,11 @@ impl Table {
         Some(slot)
     }
 
+    /// Those of `keys` that are not there, in their order.
+    fn absent(&self, keys: &[ExpertKey]) -> Vec<ExpertKey> {
+        keys.iter().copied().filter(|key| !self.by_key.contains(key)).collect()
+    }
+
     /// A slot to fill, pinned: a free one, else that of the expert unused for longest.
     fn take(&mut self) -> Option<usize> {
         let slot = match self.free.pop() {
@@ -285,13 +290,19 @@ impl ExpertSupply<CudaBackend> for GpuExperts {
         Ok(Box::new(lease))
     }
 
+    /// Those in GPU memory are not asked of the lower tier, as long as they stay.
+    fn announce(&self, experts: &[ExpertKey]) {
+        let missing = self.table.lock().absent(experts);
+        self.inner.announce(&missing);
+    }
+
     fn guesses_wanted(&self) -> usize {
         self.inner.guesses_wanted()
     }
 
     fn guess(&self, layer: LayerIdx, ids: &[ExpertIdx]) {
-        let unknown = |id: &ExpertIdx| !self.table.lock().by_key.contains(&ExpertKey::new(layer.0, id.0));
-        let missing: Vec<ExpertIdx> = ids.iter().copied().filter(unknown).collect();
+        let keys: Vec<ExpertKey> = ids.iter().map(|id| ExpertKey::new(layer.0, id.0)).collect();
+        let missing: Vec<ExpertIdx> = self.table.lock().absent(&keys).into_iter().map(|key| key.expert).collect();
         if !missing.is_empty() {
             self.inner.guess(layer, &missing);
         }
@@ -375,6 +386,19 @@ mod tests {
         assert_eq!(table.take(), Some(1), "expert 2 is not held");
         assert_eq!(table.find(key(2)), None);
         assert_eq!(table.counts.evictions, 1);
+    }
+
+    #[test]
+    fn what_is_absent_is_told_and_nothing_is_used_by_asking() {
+        let mut table = Table::new(2);
+        for expert in [1, 2] {
+            let slot = table.take().unwrap();
+            table.fill(key(expert), slot);
+            table.release(slot, true);
+        }
+        assert_eq!(table.absent(&[key(3), key(1), key(0), key(2)]), [key(3), key(0)]);
+        table.take().unwrap();
+        assert_eq!(table.absent(&[key(1), key(2)]), [key(1)], "the question did not make expert 1 the last used");
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub mod forecast;
 mod gpu;
 #[cfg(feature = "cuda")]
 mod gpu_experts;
+mod host_plan;
 pub mod hotlist;
 pub mod known;
 pub mod lookahead;
@@ -202,6 +203,8 @@ impl Engine {
         let is_upper_tier = !matches!(seat, Seat::Cpu(..));
         let mut arena = Vec::new();
         let (experts, cache): (Arc<dyn ExpertSupply<CpuBackend>>, _) = if options.is_streaming {
+            // Weights that moved to a GPU leave their host memory to the cache.
+            drop((source, loaded));
             let (cache, pieces) = make_cache(&prepared)?;
             let cache = Arc::new(cache);
             arena = pieces;

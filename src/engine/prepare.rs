@@ -14,6 +14,7 @@ use cache_policy::policies::{MakePolicy, by_name};
 use crate::backend::cpu::matmul::{self, Arithmetic, ProductShape};
 use crate::engine::EngineError;
 use crate::engine::device::{self, Chosen};
+use crate::engine::host_plan;
 use crate::engine::lookahead::memory_bytes;
 use crate::engine::metadata::{FileMetadata, vocabulary};
 use crate::engine::options::{
@@ -88,7 +89,7 @@ impl Prepared {
     /// # Errors
     /// The planner's refusals.
     pub fn plan_again(&self, options: &EngineOptions) -> Result<Plan, EngineError> {
-        let device = matmul::scratch_bytes(options.arithmetic, self.threads, &self.products);
+        let device = Device::of(&self.chosen, (options.arithmetic, self.threads), &self.products);
         let (runner, facts) = ((&self.runner, device), memory_facts(options)?);
         make_plan(
             options,
@@ -98,6 +99,21 @@ impl Prepared {
             runner,
             (self.rows.as_deref(), self.verify_bytes),
         )
+    }
+}
+
+/// What the plan of host memory has to know of where the model runs.
+#[derive(Clone, Copy)]
+struct Device {
+    is_gpu: bool,
+    /// Host memory that products pass through.
+    scratch: u64,
+}
+
+impl Device {
+    fn of(chosen: &Chosen, (arithmetic, threads): (Arithmetic, usize), products: &[ProductShape]) -> Self {
+        let is_gpu = chosen.gpu().is_some();
+        Self { is_gpu, scratch: if is_gpu { 0 } else { matmul::scratch_bytes(arithmetic, threads, products) } }
     }
 }
 
@@ -111,7 +127,6 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
     let file = GgufFile::open(&options.model)?;
     let inside = |error: EngineError| error.inside(&options.model);
     let config = models::config(&FileMetadata(file.metadata())).map_err(|e| inside(e.into()))?;
-    let chosen = device::settle(chosen, config.gpu_refusal(), options)?;
     let layout = Layout::from_gguf(&file).map_err(|e| inside(e.into()))?;
     let tokenizer = read_tokenizer(&file).map_err(inside)?;
     let mut notices = Vec::new();
@@ -119,7 +134,7 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
     let (tuning, drive) = tune(options, &layout, &mut notices)?;
     let products = product_shapes(&file, config.as_ref(), &runner);
     let threads = options.threads.unwrap_or_else(sys::cpu_count);
-    let device = matmul::scratch_bytes(options.arithmetic, threads, &products);
+    let device = Device::of(&chosen, (options.arithmetic, threads), &products);
     let sums =
         options.verify.as_ref().map(|sidecar| Checksums::open(sidecar, &file, &layout)).transpose()?.map(Arc::new);
     let wire = |reader| wire(options, config.as_ref(), &layout, (runner, device), reader, sums.as_ref());
@@ -207,7 +222,7 @@ fn wire(
     options: &EngineOptions,
     config: &dyn ModelConfig,
     layout: &Layout,
-    runner: (RunnerOptions, u64),
+    runner: (RunnerOptions, Device),
     reader: Arc<dyn Reader>,
     sums: Option<&Arc<Checksums>>,
 ) -> Result<Wired, EngineError> {
@@ -309,7 +324,7 @@ fn plan_sweeps(
     options: &EngineOptions,
     config: &dyn ModelConfig,
     (layout, classes): (&Layout, &[SizeClass]),
-    (mut runner, device): (RunnerOptions, u64),
+    (mut runner, device): (RunnerOptions, Device),
     rows: (Option<&RowTables>, u64),
 ) -> Result<(RunnerOptions, Plan), EngineError> {
     let facts = memory_facts(options)?;
@@ -355,7 +370,7 @@ fn make_plan(
     facts: &plan::Facts,
     config: &dyn ModelConfig,
     (layout, classes): (&Layout, &[SizeClass]),
-    (runner, device): (&RunnerOptions, u64),
+    (runner, device): (&RunnerOptions, Device),
     (rows, verify_bytes): (Option<&RowTables>, u64),
 ) -> Result<Plan, EngineError> {
     let bytes = config.runner_bytes(runner);
@@ -369,7 +384,7 @@ fn make_plan(
         ctx: runner.ctx as u64,
         sweep: runner.sweep_rows() as u64,
         kv: Bytes(bytes.kv.saturating_add(frontiers(options.rewind_points, config))),
-        scratch: Bytes(bytes.scratch.saturating_add(device).saturating_add(lookahead)),
+        scratch: Bytes(bytes.scratch.saturating_add(device.scratch).saturating_add(lookahead)),
         staging: Bytes(staging(runner, config, rows).saturating_add(verify_bytes)),
         prefill_reserve: Bytes(0),
         classes: requests,
@@ -379,6 +394,9 @@ fn make_plan(
         preload: None,
         locked: Bytes(0),
     };
+    if device.is_gpu {
+        request = host_plan::without_weights(facts, request);
+    }
     if options.is_streaming {
         request.preload = match options.preload {
             Preload::Cold => None,
@@ -386,7 +404,12 @@ fn make_plan(
             Preload::Auto => Some(preload_auto(facts, &request)?),
         };
     }
-    Ok(plan::plan(facts, &request)?)
+    let mut plan = plan::plan(facts, &request)?;
+    if request.resident < layout.resident_bytes {
+        let passing = layout.resident_bytes;
+        plan.notes.push(format!("{passing} of weights move to the GPU before the cache is filled"));
+    }
+    Ok(plan)
 }
 
 /// What an automatic preload reads: what fits the cache, within a few seconds of reads.

@@ -51,7 +51,7 @@ impl Timings {
 }
 
 /// What a GPU did in a run.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct GpuStats {
     pub name: String,
     /// How its kernels came.
@@ -70,6 +70,8 @@ pub struct GpuStats {
     pub registered_bytes: u64,
     pub upload_bytes: u64,
     pub download_bytes: u64,
+    /// Rate of the uploads of weights whose time was taken, in 1e9 bytes a second while they were under way; 0 without any.
+    pub upload_gb_per_s: f64,
 }
 
 /// One run in numbers. Field names are part of the `--stats-json` format.

@@ -267,10 +267,6 @@ pub trait ModelConfig: Send + Sync {
     fn positions_max(&self) -> usize;
     /// Layers with routed experts, experts of each, experts a token uses.
     fn expert_shape(&self) -> (usize, usize, usize);
-    /// Why the model is kept off GPUs; `None` where it runs on one.
-    fn gpu_refusal(&self) -> Option<&'static str> {
-        None
-    }
     /// Rows of all n-gram tables that one token asks for; 0 without tables.
     fn rows_per_token(&self) -> usize;
     /// Memory of a runner.

@@ -55,6 +55,8 @@ pub struct Rig {
     pub rng: Rng,
     repeat: usize,
     only: Option<String>,
+    /// Cases that move more are left out: for tools that slow everything down.
+    bytes_max: usize,
     cpu: [CpuBackend; 2],
     gpu: Option<[CudaBackend; 2]>,
     /// Ops that had a case.
@@ -68,7 +70,8 @@ impl Rig {
     /// Runs `case` on both sides and prints its line.
     pub fn check(&mut self, case: &impl Case) {
         self.seen.push(case.op());
-        let Some(gpu) = self.gpu.as_ref().filter(|_| self.only.as_deref().is_none_or(|o| o == case.op())) else {
+        let is_wanted = self.only.as_deref().is_none_or(|o| o == case.op()) && case.bytes() <= self.bytes_max;
+        let Some(gpu) = self.gpu.as_ref().filter(|_| is_wanted) else {
             return;
         };
         let mode = usize::from(case.arithmetic() == Arithmetic::Fast);
@@ -190,6 +193,7 @@ pub fn run_all() -> Result<(), String> {
         rng: Rng(number("--seed", 1)?),
         repeat: number("--repeat", 20)? as usize,
         only: argument("--only"),
+        bytes_max: number("--bytes-max", u64::MAX)? as usize,
         cpu: [cpu(Arithmetic::Quality)?, cpu(Arithmetic::Fast)?],
         gpu: device.map(|d| [Arithmetic::Quality, Arithmetic::Fast].map(|m| CudaBackend::new(Arc::clone(&d), m))),
         seen: Vec::new(),

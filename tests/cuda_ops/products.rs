@@ -226,6 +226,13 @@ pub fn cases(rig: &mut Rig) {
         }
         rig.product(ty, (64, 1024), 1, 4, Fast);
         rig.product(ty, (64, 1024), 5, 4, Quality);
+        // Whole fours and eights of blocks, and what is left of them.
+        if ty.block_values() > 1 {
+            for blocks in [2, 4, 7, 9, 12, 23, 41] {
+                rig.product(ty, (9, ty.block_values() * blocks), 1, 1, Fast);
+                rig.product(ty, (6, ty.block_values() * blocks), 5, 2, Fast);
+            }
+        }
         // Not a multiple of the 16 lanes.
         if ty.block_values() == 1 {
             rig.product(ty, (7, 2053), 2, 1, Fast);
@@ -269,9 +276,15 @@ pub fn cases(rig: &mut Rig) {
     ] {
         rig.experts(types, count, (5120, 2304), Fast);
     }
-    for (types, outputs, cols, rows) in
-        [([Q8_0, Q8_0], [2304, 2304], 5120, 1), ([IQ2_XXS, Q4_K], [33, 7], 512, 5), ([F16, Q8_0], [5, 9], 64, 3)]
-    {
+    for (types, outputs, cols, rows) in [
+        ([Q8_0, Q8_0], [2304, 2304], 5120, 1),
+        ([Q8_0, Q8_0], [1281, 510], 5120, 1),
+        ([Q8_0, Q8_0], [3, 5121], 544, 1),
+        ([Q8_0, MXFP4], [33, 7], 480, 1),
+        ([Q8_0, MXFP4], [33, 7], 480, 6),
+        ([IQ2_XXS, Q4_K], [33, 7], 512, 5),
+        ([F16, Q8_0], [5, 9], 64, 3),
+    ] {
         let w = [0, 1].map(|i| SharedBytes::from(weights(&mut rig.rng, types[i], outputs[i], cols)));
         let x = rig.rng.normals(rows * cols);
         rig.check(&Pair { types, outputs, cols, rows, w, x });

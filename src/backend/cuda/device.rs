@@ -53,6 +53,9 @@ pub struct DeviceCounters {
     pub waits: u64,
     pub upload_bytes: u64,
     pub download_bytes: u64,
+    /// Uploads beside the kernels whose time was taken: bytes and nanoseconds.
+    pub timed_upload_bytes: u64,
+    pub timed_upload_ns: u64,
 }
 
 #[derive(Default)]
@@ -61,6 +64,8 @@ struct Counts {
     waits: AtomicU64,
     upload_bytes: AtomicU64,
     download_bytes: AtomicU64,
+    timed_upload_bytes: AtomicU64,
+    timed_upload_ns: AtomicU64,
 }
 
 /// An open device.
@@ -128,6 +133,8 @@ impl Device {
             waits: get(&c.waits),
             upload_bytes: get(&c.upload_bytes),
             download_bytes: get(&c.download_bytes),
+            timed_upload_bytes: get(&c.timed_upload_bytes),
+            timed_upload_ns: get(&c.timed_upload_ns),
         }
     }
 
@@ -208,23 +215,41 @@ impl Device {
         self.check("making an event", self.context.new_event(None))
     }
 
+    /// As [`Self::event`], with a time, for [`Self::note_upload`].
+    pub(super) fn clock_event(&self) -> Result<CudaEvent, BackendError> {
+        self.check("making an event", self.context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)))
+    }
+
+    /// Adds an upload of `bytes` between two events with times to the counters, unless it is still under way.
+    pub(super) fn note_upload(&self, bytes: u64, began: &CudaEvent, arrived: &CudaEvent) {
+        if bytes == 0 || self.bind().is_err() || !arrived.is_complete() {
+            return;
+        }
+        // SAFETY: both events live, were recorded, and have come.
+        if let Ok(ms) = unsafe { result::event::elapsed(began.cu_event(), arrived.cu_event()) } {
+            self.counts.timed_upload_bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.counts.timed_upload_ns.fetch_add((f64::from(ms) * 1e6) as u64, Ordering::Relaxed);
+        }
+    }
+
     /// Lets `event` come when all kernels that were started have ended.
     pub(super) fn mark(&self, event: &CudaEvent) -> Result<(), BackendError> {
         self.check("marking a place among kernels", event.record(&self.stream))
     }
 
     /// Host to device beside the kernels: begins after `free` and the uploads before, and kernels started from now on wait for it, by way of
-    /// `arrived`. `src` as for [`Self::upload`], registered memory until [`Self::wait_uploads`].
+    /// `arrived`; `began` comes when the bytes set out. `src` as for [`Self::upload`], registered memory until [`Self::wait_uploads`].
     pub(super) fn upload_aside(
         &self,
         src: &[u8],
         at: u64,
         free: &CudaEvent,
-        arrived: &CudaEvent,
+        (began, arrived): (&CudaEvent, &CudaEvent),
     ) -> Result<(), BackendError> {
         self.bind()?;
         self.counts.upload_bytes.fetch_add(src.len() as u64, Ordering::Relaxed);
         self.check("an upload", self.uploads.wait(free))?;
+        self.check("an upload", began.record(&self.uploads))?;
         // SAFETY: the caller owns `src.len()` bytes at `at`. Pageable host memory is copied before the call returns.
         self.check("an upload", unsafe { result::memcpy_htod_async(at, src, self.uploads.cu_stream()) })?;
         self.check("an upload", arrived.record(&self.uploads))?;

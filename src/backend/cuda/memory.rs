@@ -103,14 +103,27 @@ const BLOCK_THREADS: usize = 16;
 /// A buffer on the device between an upload and the kernel that arranges its blocks.
 struct Buffer {
     bytes: Bytes,
-    /// When its upload has ended, and when the kernel that read it has.
+    /// When its upload has begun and ended, and when the kernel that read it has.
+    began: CudaEvent,
     arrived: CudaEvent,
     free: CudaEvent,
+    /// Bytes of its last upload.
+    uploaded: u64,
 }
 
 impl Buffer {
     fn new(device: &Arc<Device>) -> Result<Self, BackendError> {
-        Ok(Self { bytes: Bytes::new(device, "uploads", STAGING)?, arrived: device.event()?, free: device.event()? })
+        let bytes = Bytes::new(device, "uploads", STAGING)?;
+        let (began, arrived) = (device.clock_event()?, device.clock_event()?);
+        Ok(Self { bytes, began, arrived, free: device.event()?, uploaded: 0 })
+    }
+
+    /// Uploads `src` to `at` once what uses this buffer has ended, with the time of the upload before, which has ended too unless the host is
+    /// far ahead.
+    fn upload(&mut self, device: &Device, src: &[u8], at: u64) -> Result<(), BackendError> {
+        device.note_upload(self.uploaded, &self.began, &self.arrived);
+        self.uploaded = src.len() as u64;
+        device.upload_aside(src, at, &self.free, (&self.began, &self.arrived))
     }
 }
 
@@ -140,24 +153,25 @@ impl Stager {
         };
         let Some(kernel) = shape.arranger() else {
             // Straight to its place, once the kernels that read what was there have ended.
-            let Buffer { free, arrived, .. } = &buffers.both[buffers.turn];
-            device.mark(free)?;
-            return device.upload_aside(src, to, free, arrived);
+            let buffer = &mut buffers.both[buffers.turn];
+            device.mark(&buffer.free)?;
+            return buffer.upload(device, src, to);
         };
         let block = shape.ty.block_bytes();
         let step = STAGING / block;
         for piece in 0..src.len().div_ceil(step * block) {
             let first = piece * step;
             let blocks = step.min(src.len() / block - first);
-            let Buffer { bytes, arrived, free } = &buffers.both[buffers.turn];
+            let buffer = &mut buffers.both[buffers.turn];
             buffers.turn ^= 1;
-            device.upload_aside(&src[first * block..(first + blocks) * block], bytes.at, free, arrived)?;
+            let from = buffer.bytes.at;
+            buffer.upload(device, &src[first * block..(first + blocks) * block], from)?;
             let launch = Launch::new(device, kernel, [(blocks * BLOCK_THREADS).div_ceil(256), 1, 1], 256);
-            let launch = launch.pointer(bytes.at).pointer(to).long(first).long(blocks);
+            let launch = launch.pointer(from).pointer(to).long(first).long(blocks);
             let launch = launch.int(shape.rows).int(shape.cols / shape.ty.block_values());
             // SAFETY: the parameters of the arranging kernels: `blocks` blocks in the buffer, a whole matrix at `to`, which the caller owns.
             unsafe { launch.start()? };
-            device.mark(free)?;
+            device.mark(&buffer.free)?;
         }
         Ok(())
     }

@@ -221,6 +221,15 @@ impl Backend for CudaBackend {
         launch::matmul::matmul(&self.device, &self.rounded, self.arithmetic, op, out)
     }
 
+    fn matmul_pair(
+        &self,
+        op: ops::MatmulPair<'_, '_, Self>,
+        out_a: &mut CudaBuf,
+        out_b: &mut CudaBuf,
+    ) -> Result<(), BackendError> {
+        launch::matmul::matmul_pair(&self.device, &self.rounded, self.arithmetic, op, (out_a, out_b))
+    }
+
     fn rms_norm(&self, op: ops::RmsNorm<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
         launch::rms_norm::rms_norm(&self.device, op, out)
     }

@@ -3,12 +3,14 @@
 //! Surprising fact: the buffers of a part are declared beside it, and the planner's number comes from the same list.
 
 pub mod ahead;
+pub mod backbone;
 mod buffers;
 pub mod dsml;
 pub mod dsml_answer;
 pub mod grouping;
 pub mod guess;
 pub mod hyper_connections;
+pub mod layer_tensors;
 pub mod matrices;
 pub mod moe;
 pub mod probing;

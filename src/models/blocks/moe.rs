@@ -187,22 +187,28 @@ impl<B: Backend> Moe<'_, B> {
         show(backend, self.probe.as_deref_mut(), place, (rows, k), &self.work.router_weights)
     }
 
-    /// `y = experts(x) + shared(x)` for a pass of one row that was routed: the experts are computed as they land. `next` is the layer
-    /// behind this one, if its router chooses: the supply may want to know what it would say now.
+    /// `y = experts(x) + shared(x)` for a pass of one row that was routed: the experts are computed as they land. `known` as for
+    /// [`Self::route`]. `next` is the layer behind this one, if its router chooses: the supply may want to know what it would say now.
     pub fn row(
         &mut self,
         supply: &dyn ExpertSupply<B>,
         grouping: &mut Grouping,
+        known: Option<&[i32]>,
         next: Option<&MoeWeights<B>>,
     ) -> Result<(), ModelError> {
         let (experts, k) = (self.sizes.experts, self.sizes.k);
-        grouping.ids.resize(k, 0);
-        self.backend.ask_ids(&self.work.router_ids, k)?;
+        if known.is_none() {
+            self.backend.ask_ids(&self.work.router_ids, k)?;
+        }
         // A device works on this while the host hears of the choice and queues what follows from it.
         if B::IS_QUEUED {
             self.shared_expert()?;
         }
-        self.backend.take_ids(&self.work.router_ids, &mut grouping.ids)?;
+        grouping.ids.resize(k, 0);
+        match known {
+            Some(ids) => grouping.ids.copy_from_slice(ids),
+            None => self.backend.take_ids(&self.work.router_ids, &mut grouping.ids)?,
+        }
         grouping.group(experts, k);
         let mut lease = supply.request(LayerIdx(self.layer as u16), &grouping.active, Phase::Decode)?;
         if let Some(next) = next {

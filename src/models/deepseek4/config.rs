@@ -2,9 +2,11 @@
 //! Never assumes the published geometry: every size comes from the file and is checked against the others. Surprising fact: the list of
 //! ratios is longer than the model has layers; what is behind them describes blocks that draft tokens.
 
-use crate::models::blocks::hyper_connections::HcShape;
-use crate::models::blocks::moe::{MoeRules, MoeSizes};
-use crate::models::blocks::rotary::{Yarn, plain_freqs, yarn_freqs};
+use std::ops::Deref;
+
+use crate::models::blocks::backbone::Backbone;
+use crate::models::blocks::moe::MoeRules;
+use crate::models::blocks::rotary::Yarn;
 use crate::models::metadata::{ConfigError, Keys, MetaValue, MetadataView};
 
 /// `general.architecture` of these files.
@@ -54,32 +56,16 @@ impl LayerPlan {
 /// Everything the graph needs to know about one model.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Config {
-    pub vocab: usize,
-    pub hidden: usize,
-    pub expert_width: usize,
-    pub heads: usize,
-    pub head_dim: usize,
-    pub rotary: usize,
-    pub q_rank: usize,
-    pub o_rank: usize,
-    pub o_groups: usize,
-    pub experts: usize,
-    pub experts_per_token: usize,
-    /// Length that the model was trained for.
-    pub positions_max: usize,
-    pub window: usize,
-    pub index_heads: usize,
-    pub index_dim: usize,
-    pub index_top_k: usize,
-    pub streams: usize,
-    pub sinkhorn_iterations: usize,
-    pub rope_theta: f32,
-    pub yarn: Yarn,
-    pub rms_eps: f32,
-    pub hc_eps: f32,
-    pub routed_scale: f32,
-    pub normalise_top_k: bool,
+    pub backbone: Backbone,
     pub layers: Vec<LayerPlan>,
+}
+
+impl Deref for Config {
+    type Target = Backbone;
+
+    fn deref(&self) -> &Backbone {
+        &self.backbone
+    }
 }
 
 impl Config {
@@ -90,7 +76,7 @@ impl Config {
         let dim = |name: &str| keys.uint(name, 1, DIM_MAX);
         let head_dim = dim("attention.key_length")?;
         keys.uint("attention.value_length", head_dim as u64, head_dim as u64)?;
-        let config = Self {
+        let backbone = Backbone {
             vocab: vocabulary(view, &keys)?,
             hidden: dim("embedding_length")?,
             expert_width: expert_width(&keys)?,
@@ -125,8 +111,8 @@ impl Config {
             } else {
                 true
             },
-            layers: plans(&keys)?,
         };
+        let config = Self { backbone, layers: plans(&keys)? };
         config.check(&keys)?;
         Ok(config)
     }
@@ -172,16 +158,6 @@ impl Config {
         Ok(())
     }
 
-    /// Width of all query heads side by side.
-    pub fn q_width(&self) -> usize {
-        self.heads * self.head_dim
-    }
-
-    /// Coefficients of one hyper-connection mix.
-    pub fn mix_width(&self) -> usize {
-        self.streams * (self.streams + 2)
-    }
-
     /// Compressed rows that a layer of `ratio` may hold at a context of `ctx` tokens.
     pub fn compressed_rows(ratio: usize, ctx: usize) -> usize {
         ctx / ratio + 1
@@ -210,28 +186,6 @@ impl Config {
     /// Which layers make compressed rows.
     pub fn makes_rows(&self) -> Vec<bool> {
         self.layers.iter().map(|plan| plan.ratio > 0).collect()
-    }
-
-    /// Angle per position of each rotated pair (spec 3.4): plain for ratio 0, YaRN otherwise.
-    pub fn rope_freqs(&self, compressed: bool) -> Vec<f32> {
-        if compressed { yarn_freqs(&self.yarn, self.rotary) } else { plain_freqs(self.rope_theta, self.rotary) }
-    }
-
-    /// Sizes and constants of the hyper-connections.
-    pub fn hc_shape(&self) -> HcShape {
-        HcShape {
-            streams: self.streams,
-            hidden: self.hidden,
-            rms_eps: self.rms_eps,
-            hc_eps: self.hc_eps,
-            iterations: self.sinkhorn_iterations,
-        }
-    }
-
-    /// Sizes of the expert half for buffers of `rows` rows.
-    pub fn moe_sizes(&self, rows: usize) -> MoeSizes {
-        let (experts, k) = (self.experts, self.experts_per_token);
-        MoeSizes { hidden: self.hidden, experts, k, width: self.expert_width, rows }
     }
 
     /// Constants of the expert half of `layer`.

@@ -181,14 +181,15 @@ impl<B: Backend> Pass<'_, B> {
         self.expand()
     }
 
-    /// The expert half up to the choice of experts.
-    pub fn enter_ffn(&mut self, layer: usize, tokens: &[TokenId]) -> Result<(), BackendError> {
+    /// The expert half up to the choice of experts; returns it where it follows from `tokens`.
+    pub fn enter_ffn(&mut self, layer: usize, tokens: &[TokenId]) -> Result<Option<Vec<i32>>, BackendError> {
         let (weights, hidden, streams) = (self.ctx.layer(layer), self.ctx.config.hidden, self.ctx.config.streams);
         self.show(Point::MlpMixIn, layer, streams * hidden, |w| &w.streams)?;
         self.enter(&weights.hc_ffn, &weights.moe.norm)?;
         self.show(Point::MlpIn, layer, hidden, |w| &w.x)?;
         let known = weights.token_experts.as_ref().map(|table| table.of(tokens));
-        self.moe(layer).route(known.as_deref())
+        self.moe(layer).route(known.as_deref())?;
+        Ok(known)
     }
 
     /// The end of the expert half.

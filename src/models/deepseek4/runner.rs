@@ -10,6 +10,7 @@ use super::matrix_inputs::{matrix_inputs, products};
 use super::pass::{Ctx, Pass};
 use super::snapshot;
 use super::sweep::SweepRows;
+use super::token_experts::TokenExperts;
 use super::weights::{Weights, tensor_specs};
 use super::workspace::{Carry, CarrySizes, Sizes, Workspace};
 use crate::backend::Backend;
@@ -40,10 +41,6 @@ impl ModelConfig for Config {
 
     fn expert_shape(&self) -> (usize, usize, usize) {
         (self.layers.len(), self.experts, self.experts_per_token)
-    }
-
-    fn gpu_refusal(&self) -> Option<&'static str> {
-        Some("deepseek4 models have not been compared with the processor on a GPU yet")
     }
 
     fn rows_per_token(&self) -> usize {
@@ -144,7 +141,10 @@ impl Host {
 
     fn bytes_for(config: &Config, options: &RunnerOptions) -> u64 {
         let grouping = Grouping::bytes_for(options.sweep_rows(), config.experts, config.experts_per_token);
-        4 * config.vocab as u64 + grouping
+        // The model's tables belong to all sequences; there is one in most runs.
+        let tables = config.layers.iter().filter(|layer| layer.is_hashed).count() as u64;
+        let table = TokenExperts::bytes_for(config.vocab, config.experts_per_token);
+        4 * config.vocab as u64 + grouping + tables * table
     }
 }
 
@@ -283,12 +283,12 @@ impl<B: Backend> Runner<B> {
         for layer in 0..model.config.layers.len() {
             let begun = spans::begin();
             pass.attention_sublayer(layer)?;
-            pass.enter_ffn(layer, &[token])?;
+            let known = pass.enter_ffn(layer, &[token])?;
             spans::end_half("attention", layer, 1, begun);
             let begun = spans::begin();
             // A next layer with a table has nothing to guess.
             let next = model.weights.layers.get(layer + 1).map(|next| &next.moe);
-            pass.moe(layer).row(&*self.experts, &mut self.host.grouping, next)?;
+            pass.moe(layer).row(&*self.experts, &mut self.host.grouping, known.as_deref(), next)?;
             pass.leave_ffn(layer)?;
             spans::end_half("experts", layer, 1, begun);
         }

@@ -6,21 +6,9 @@ use super::config::{Config, LayerPlan};
 use super::token_experts::TokenExperts;
 use crate::backend::Backend;
 use crate::models::blocks::hyper_connections::HcWeights;
+use crate::models::blocks::layer_tensors::{AttentionWeights, LayerLoader, SpecList, rope_tables};
 use crate::models::blocks::moe::MoeWeights;
-use crate::models::weights::{Loader, Residency, TensorSpec, TypeClass, WeightSource, WeightsError, check};
-
-/// Query, window and output tensors of one layer.
-pub struct AttentionWeights<B: Backend> {
-    pub norm: B::Buf,
-    pub sinks: B::Buf,
-    pub q_a: B::Mat,
-    pub q_a_norm: B::Buf,
-    pub q_b: B::Mat,
-    pub kv: B::Mat,
-    pub kv_norm: B::Buf,
-    pub output_a: B::Mat,
-    pub output_b: B::Mat,
-}
+use crate::models::weights::{Loader, TensorSpec, TypeClass, WeightSource, WeightsError, check};
 
 /// Tensors of one kind of compressed rows.
 pub struct CompressorWeights<B: Backend> {
@@ -68,7 +56,7 @@ pub struct Weights<B: Backend> {
 /// Every tensor that a file of this configuration has, in the order of spec 2.
 pub fn tensor_specs(c: &Config) -> Vec<TensorSpec> {
     use TypeClass::{Matrix, Plain};
-    let mut specs = SpecList { specs: Vec::new() };
+    let mut specs = SpecList::default();
     specs.add("token_embd.weight".into(), &[c.hidden, c.vocab], Matrix);
     specs.add("output_hc_fn.weight".into(), &[c.streams * c.hidden, c.streams], Plain);
     specs.add("output_hc_scale.weight".into(), &[1], Plain);
@@ -76,78 +64,35 @@ pub fn tensor_specs(c: &Config) -> Vec<TensorSpec> {
     specs.add("output_norm.weight".into(), &[c.hidden], Plain);
     specs.add("output.weight".into(), &[c.hidden, c.vocab], Matrix);
     for (layer, plan) in c.layers.iter().enumerate() {
-        specs.attention(c, layer);
-        specs.compressors(c, layer, plan);
-        specs.experts(c, layer, plan);
+        specs.attention_half(c, layer);
+        compressors(&mut specs, c, (layer, plan));
+        specs.expert_half(c, layer);
+        let bias = specs.add(format!("blk.{layer}.exp_probs_b.bias"), &[c.experts], Plain);
+        bias.optional = plan.is_hashed;
+        if plan.is_hashed {
+            let table = format!("blk.{layer}.ffn_gate_tid2eid.weight");
+            specs.add(table, &[c.experts_per_token, c.vocab], TypeClass::Ids);
+        }
     }
     specs.specs
 }
 
-struct SpecList {
-    specs: Vec<TensorSpec>,
-}
-
-impl SpecList {
-    fn add(&mut self, name: String, dims: &[usize], types: TypeClass) -> &mut TensorSpec {
-        let dims = dims.iter().map(|d| *d as u64).collect();
-        self.specs.push(TensorSpec { name, dims, types, residency: Residency::Resident, optional: false });
-        let last = self.specs.len() - 1;
-        &mut self.specs[last]
+/// Tensors of what a layer compresses.
+fn compressors(specs: &mut SpecList, c: &Config, (layer, plan): (usize, &LayerPlan)) {
+    use TypeClass::{Matrix, Plain};
+    let kinds = [("attn", c.head_dim, plan.ratio > 0), ("indexer", c.index_dim, plan.has_indexer())];
+    for (kind, width, _) in kinds.into_iter().filter(|(_, _, has)| *has) {
+        let name = |tensor: &str| format!("blk.{layer}.{kind}_compressor_{tensor}.weight");
+        let row = plan.parts() * width;
+        specs.add(name("kv"), &[c.hidden, row], Matrix);
+        specs.add(name("gate"), &[c.hidden, row], Matrix);
+        specs.add(name("ape"), &[row, plan.ratio], Plain);
+        specs.add(name("norm"), &[width], Plain);
     }
-
-    fn attention(&mut self, c: &Config, layer: usize) {
-        use TypeClass::{Matrix, Plain};
-        let name = |tensor: &str| format!("blk.{layer}.{tensor}.weight");
-        for part in ["attn", "ffn"] {
-            self.add(name(&format!("hc_{part}_fn")), &[c.streams * c.hidden, c.mix_width()], Matrix);
-            self.add(name(&format!("hc_{part}_scale")), &[3], Plain);
-            self.add(name(&format!("hc_{part}_base")), &[c.mix_width()], Plain);
-            self.add(name(&format!("{part}_norm")), &[c.hidden], Plain);
-        }
-        let group = c.q_width() / c.o_groups;
-        self.add(name("attn_q_a"), &[c.hidden, c.q_rank], Matrix);
-        self.add(name("attn_q_a_norm"), &[c.q_rank], Plain);
-        self.add(name("attn_q_b"), &[c.q_rank, c.q_width()], Matrix);
-        self.add(name("attn_kv"), &[c.hidden, c.head_dim], Matrix);
-        self.add(name("attn_kv_a_norm"), &[c.head_dim], Plain);
-        self.add(name("attn_sinks"), &[c.heads], Plain);
-        self.add(name("attn_output_a"), &[group, c.o_groups * c.o_rank], Matrix);
-        self.add(name("attn_output_b"), &[c.o_groups * c.o_rank, c.hidden], Matrix);
-    }
-
-    fn compressors(&mut self, c: &Config, layer: usize, plan: &LayerPlan) {
-        use TypeClass::{Matrix, Plain};
-        let kinds = [("attn", c.head_dim, plan.ratio > 0), ("indexer", c.index_dim, plan.has_indexer())];
-        for (kind, width, _) in kinds.into_iter().filter(|(_, _, has)| *has) {
-            let name = |tensor: &str| format!("blk.{layer}.{kind}_compressor_{tensor}.weight");
-            let row = if plan.overlaps() { 2 * width } else { width };
-            self.add(name("kv"), &[c.hidden, row], Matrix);
-            self.add(name("gate"), &[c.hidden, row], Matrix);
-            self.add(name("ape"), &[row, plan.ratio], Plain);
-            self.add(name("norm"), &[width], Plain);
-        }
-        if plan.has_indexer() {
-            let name = |tensor: &str| format!("blk.{layer}.indexer.{tensor}.weight");
-            self.add(name("attn_q_b"), &[c.q_rank, c.index_heads * c.index_dim], Matrix);
-            self.add(name("proj"), &[c.hidden, c.index_heads], Matrix);
-        }
-    }
-
-    fn experts(&mut self, c: &Config, layer: usize, plan: &LayerPlan) {
-        use TypeClass::{Ids, Matrix, Plain};
-        let name = |tensor: &str| format!("blk.{layer}.{tensor}.weight");
-        self.add(name("ffn_gate_inp"), &[c.hidden, c.experts], Plain);
-        self.add(format!("blk.{layer}.exp_probs_b.bias"), &[c.experts], Plain).optional = plan.is_hashed;
-        if plan.is_hashed {
-            self.add(name("ffn_gate_tid2eid"), &[c.experts_per_token, c.vocab], Ids);
-        }
-        for (part, inputs, outputs) in
-            [("gate", c.hidden, c.expert_width), ("up", c.hidden, c.expert_width), ("down", c.expert_width, c.hidden)]
-        {
-            self.add(name(&format!("ffn_{part}_shexp")), &[inputs, outputs], Matrix);
-            let experts = self.add(name(&format!("ffn_{part}_exps")), &[inputs, outputs, c.experts], Matrix);
-            experts.residency = Residency::Streamed;
-        }
+    if plan.has_indexer() {
+        let name = |tensor: &str| format!("blk.{layer}.indexer.{tensor}.weight");
+        specs.add(name("attn_q_b"), &[c.q_rank, c.index_heads * c.index_dim], Matrix);
+        specs.add(name("proj"), &[c.hidden, c.index_heads], Matrix);
     }
 }
 
@@ -160,8 +105,6 @@ impl<B: Backend> Weights<B> {
             let name = format!("({what})");
             move |source| WeightsError::Backend { name, source }
         };
-        let freqs =
-            |compressed: bool| loader.put("rope table", &config.rope_freqs(compressed)).map_err(derived("rope table"));
         let dim = config.index_dim;
         Ok(Self {
             embedding: loader.matrix("token_embd.weight")?,
@@ -171,7 +114,7 @@ impl<B: Backend> Weights<B> {
             layers: (0..config.layers.len())
                 .map(|layer| LayerWeights::load(config, layer, &loader))
                 .collect::<Result<_, _>>()?,
-            rope_freqs: [freqs(false)?, freqs(true)?],
+            rope_freqs: rope_tables(config, &loader)?,
             ones: loader.put("ones", &vec![1.0; config.head_dim]).map_err(derived("ones"))?,
             hadamard: loader.put_matrix(dim, dim, &hadamard(dim)).map_err(derived("Hadamard matrix"))?,
         })
@@ -205,60 +148,34 @@ fn hadamard(n: usize) -> Vec<f32> {
 impl<B: Backend> LayerWeights<B> {
     fn load(config: &Config, layer: usize, loader: &Loader<'_, B>) -> Result<Self, WeightsError> {
         let plan = config.layers[layer];
-        let matrix = |tensor: &str| loader.matrix(&format!("blk.{layer}.{tensor}.weight"));
-        let vector = |tensor: &str| loader.vector(&format!("blk.{layer}.{tensor}.weight"));
-        let hc = |part: &str| -> Result<HcWeights<B>, WeightsError> {
-            Ok(HcWeights {
-                mix: matrix(&format!("hc_{part}_fn"))?,
-                base: vector(&format!("hc_{part}_base"))?,
-                scale: vector(&format!("hc_{part}_scale"))?,
-            })
-        };
+        let tensors = LayerLoader { loader, layer };
         let compressor = |kind: &str| -> Result<CompressorWeights<B>, WeightsError> {
             Ok(CompressorWeights {
-                values: matrix(&format!("{kind}_compressor_kv"))?,
-                gate: matrix(&format!("{kind}_compressor_gate"))?,
-                bias: vector(&format!("{kind}_compressor_ape"))?,
-                norm: vector(&format!("{kind}_compressor_norm"))?,
+                values: tensors.matrix(&format!("{kind}_compressor_kv"))?,
+                gate: tensors.matrix(&format!("{kind}_compressor_gate"))?,
+                bias: tensors.vector(&format!("{kind}_compressor_ape"))?,
+                norm: tensors.vector(&format!("{kind}_compressor_norm"))?,
             })
         };
         let indexer = || -> Result<IndexerWeights<B>, WeightsError> {
             Ok(IndexerWeights {
-                q_b: matrix("indexer.attn_q_b")?,
-                head_weights: matrix("indexer.proj")?,
+                q_b: tensors.matrix("indexer.attn_q_b")?,
+                head_weights: tensors.matrix("indexer.proj")?,
                 keys: compressor("indexer")?,
             })
         };
         let token_experts = || -> Result<TokenExperts, WeightsError> {
             let name = format!("blk.{layer}.ffn_gate_tid2eid.weight");
-            TokenExperts::new(&name, loader.table(&name)?, config.experts_per_token, config.experts)
+            TokenExperts::new(&name, loader.table(&name)?.as_slice(), config.experts_per_token, config.experts)
         };
-        let bias = || loader.vector(&format!("blk.{layer}.exp_probs_b.bias"));
         Ok(Self {
-            hc_attention: hc("attn")?,
-            hc_ffn: hc("ffn")?,
-            attention: AttentionWeights {
-                norm: vector("attn_norm")?,
-                sinks: vector("attn_sinks")?,
-                q_a: matrix("attn_q_a")?,
-                q_a_norm: vector("attn_q_a_norm")?,
-                q_b: matrix("attn_q_b")?,
-                kv: matrix("attn_kv")?,
-                kv_norm: vector("attn_kv_a_norm")?,
-                output_a: matrix("attn_output_a")?,
-                output_b: matrix("attn_output_b")?,
-            },
+            hc_attention: tensors.hyper_connection("attn")?,
+            hc_ffn: tensors.hyper_connection("ffn")?,
+            attention: tensors.attention()?,
             compressor: (plan.ratio > 0).then(|| compressor("attn")).transpose()?,
             indexer: plan.has_indexer().then(indexer).transpose()?,
-            moe: MoeWeights {
-                norm: vector("ffn_norm")?,
-                router: matrix("ffn_gate_inp")?,
-                // A bias beside a table is unused (spec 3.9).
-                bias: (!plan.is_hashed).then(bias).transpose()?,
-                shared_gate: matrix("ffn_gate_shexp")?,
-                shared_up: matrix("ffn_up_shexp")?,
-                shared_down: matrix("ffn_down_shexp")?,
-            },
+            // A bias beside a table is unused (spec 3.9).
+            moe: tensors.experts(!plan.is_hashed)?,
             token_experts: plan.is_hashed.then(token_experts).transpose()?,
         })
     }

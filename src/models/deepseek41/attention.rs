@@ -11,9 +11,10 @@ impl<B: Backend> Pass<'_, B> {
     /// `y = attention(x)`.
     pub fn attention(&mut self, layer: usize) -> Result<(), BackendError> {
         let c = self.ctx.config;
+        self.project_input(layer)?;
         self.project_queries(layer)?;
         self.show(Point::QueryLatent, layer, c.q_rank, |w| &w.q_latent)?;
-        self.project_window(layer)?;
+        self.keep_window(layer)?;
         self.compress(layer)?;
         self.select(layer)?;
         self.attend(layer)?;
@@ -24,21 +25,34 @@ impl<B: Backend> Pass<'_, B> {
         ctx.matmul(&ctx.layer(layer).attention.output_b, &w.groups_out, &mut w.y)
     }
 
+    /// What queries and window rows are made of: both products of the input.
+    fn project_input(&mut self, layer: usize) -> Result<(), BackendError> {
+        let (ctx, w) = (self.ctx, &mut *self.work);
+        let weights = &ctx.layer(layer).attention;
+        let (a, b) = (ctx.backend.view(&weights.q_a), ctx.backend.view(&weights.kv));
+        ctx.backend.matmul_pair(ops::MatmulPair { a, b, x: &w.x, rows: ctx.rows }, &mut w.q_raw, &mut w.kv_raw)
+    }
+
     /// Spec 3.4: `q_latent` (kept for the indexer) and rotated query heads.
     fn project_queries(&mut self, layer: usize) -> Result<(), BackendError> {
         let (ctx, w) = (self.ctx, &mut *self.work);
         let (c, weights) = (ctx.config, &ctx.layer(layer).attention);
-        ctx.matmul(&weights.q_a, &w.x, &mut w.q_raw)?;
         ctx.norm(&w.q_raw, &weights.q_a_norm, (ctx.rows, c.q_rank), &mut w.q_latent)?;
         ctx.matmul(&weights.q_b, &w.q_latent, &mut w.q)?;
         ctx.backend.rope(ctx.rope(layer, c.heads, c.head_dim), &mut w.q)
     }
 
-    /// Spec 3.4: the window row of each token, rotated, rounded and stored.
+    /// The window row of each token alone, where nobody needs its queries.
     pub fn project_window(&mut self, layer: usize) -> Result<(), BackendError> {
         let (ctx, w) = (self.ctx, &mut *self.work);
+        ctx.matmul(&ctx.layer(layer).attention.kv, &w.x, &mut w.kv_raw)?;
+        self.keep_window(layer)
+    }
+
+    /// Spec 3.4: the window row of each token, rotated, rounded and stored.
+    fn keep_window(&mut self, layer: usize) -> Result<(), BackendError> {
+        let (ctx, w) = (self.ctx, &mut *self.work);
         let (c, weights) = (ctx.config, &ctx.layer(layer).attention);
-        ctx.matmul(&weights.kv, &w.x, &mut w.kv_raw)?;
         ctx.norm(&w.kv_raw, &weights.kv_norm, (ctx.rows, c.head_dim), &mut w.kv)?;
         ctx.backend.rope(ctx.rope(layer, 1, c.head_dim), &mut w.kv)?;
         ctx.round(CacheFormat::Fp8Block32, ctx.rows * c.head_dim, &mut w.kv)?;

@@ -43,12 +43,14 @@ impl<B: Backend> Pass<'_, B> {
         let (ctx, w) = (self.ctx, &mut *self.work);
         let width = ctx.config.head_dim;
         let weights = ctx.layer(layer).compressor.as_ref().expect("loaded for layers that make rows");
-        ctx.matmul(&weights.values, &w.x, &mut w.pair_values)?;
         let Some(gate) = &weights.gate else {
+            ctx.matmul(&weights.values, &w.x, &mut w.pair_values)?;
             ctx.norm(&w.pair_values, &weights.norm, (ctx.rows, width), &mut w.latent)?;
             return Ok(ctx.rows);
         };
-        ctx.matmul(gate, &w.x, &mut w.pair_gates)?;
+        let (a, b) = (ctx.backend.view(&weights.values), ctx.backend.view(gate));
+        let pair = ops::MatmulPair { a, b, x: &w.x, rows: ctx.rows };
+        ctx.backend.matmul_pair(pair, &mut w.pair_values, &mut w.pair_gates)?;
         let state = &mut *self.state;
         let [first, second] = state.owners[owner].open.as_mut().expect("kept for ratio 2");
         let is_swapped = (state.open_now + ctx.piece) % 2 == 1;

@@ -2,10 +2,12 @@
 //! Never assumes the published geometry: every size comes from the file and is checked against the others.
 //! Surprising fact: the n-gram geometry has no keys of its own; it follows from the lengths of primes and multipliers.
 
+use std::ops::Deref;
+
 use super::schedule::{self, LayerPlan};
-use crate::models::blocks::hyper_connections::HcShape;
-use crate::models::blocks::moe::{MoeRules, MoeSizes};
-use crate::models::blocks::rotary::{Yarn, plain_freqs, yarn_freqs};
+use crate::models::blocks::backbone::Backbone;
+use crate::models::blocks::moe::MoeRules;
+use crate::models::blocks::rotary::Yarn;
 use crate::models::metadata::{ConfigError, Keys, MetadataView};
 
 /// `general.architecture` of these files.
@@ -51,39 +53,23 @@ impl EngramConfig {
 /// Everything the graph needs to know about one model.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Config {
-    pub vocab: usize,
-    pub hidden: usize,
-    pub expert_width: usize,
-    pub heads: usize,
-    pub head_dim: usize,
-    pub rotary: usize,
-    pub q_rank: usize,
-    pub o_rank: usize,
-    pub o_groups: usize,
-    pub experts: usize,
-    pub experts_per_token: usize,
-    /// Length that the model was trained for.
-    pub positions_max: usize,
-    pub window: usize,
-    pub index_heads: usize,
-    pub index_dim: usize,
-    pub index_top_k: usize,
+    pub backbone: Backbone,
     pub candidate_blocks_max: usize,
     pub candidate_block: usize,
-    pub streams: usize,
-    pub sinkhorn_iterations: usize,
-    pub rope_theta: f32,
-    pub yarn: Yarn,
-    pub rms_eps: f32,
-    pub hc_eps: f32,
     pub swiglu_limit: f32,
-    pub routed_scale: f32,
-    pub normalise_top_k: bool,
     /// One plan a layer (spec 1.2).
     pub layers: Vec<LayerPlan>,
     /// Layers that make compressed rows, by owner number.
     pub owners: Vec<usize>,
     pub engram: Option<EngramConfig>,
+}
+
+impl Deref for Config {
+    type Target = Backbone;
+
+    fn deref(&self) -> &Backbone {
+        &self.backbone
+    }
 }
 
 impl Config {
@@ -100,7 +86,7 @@ impl Config {
         let vocab = dim("vocab_size")?;
         let engram = EngramConfig::read(&keys, vocab)?;
         let plan = schedule::read(&keys, engram.as_ref().map_or(&[], |e| &e.layers))?;
-        let config = Self {
+        let backbone = Backbone {
             vocab,
             hidden: dim("hidden_size")?,
             expert_width: dim("moe_intermediate_size")?,
@@ -117,8 +103,6 @@ impl Config {
             index_heads: dim("index_n_heads")?,
             index_dim: dim("index_head_dim")?,
             index_top_k: dim("index_topk")?,
-            candidate_blocks_max: dim("candidate_topk_blocks")?,
-            candidate_block: dim("candidate_block_size")?,
             streams: keys.uint("hc_mult", 1, 8)?,
             sinkhorn_iterations: keys.uint("hc_sinkhorn_iters", 1, 1000)?,
             rope_theta: keys.positive("rope_theta")?,
@@ -131,9 +115,14 @@ impl Config {
             },
             rms_eps: keys.float("rms_norm_eps")?,
             hc_eps: keys.float("hc_eps")?,
-            swiglu_limit: keys.positive("swiglu_limit")?,
             routed_scale: keys.positive("routed_scaling_factor")?,
             normalise_top_k: keys.bool("norm_topk_prob")?,
+        };
+        let config = Self {
+            backbone,
+            candidate_blocks_max: dim("candidate_topk_blocks")?,
+            candidate_block: dim("candidate_block_size")?,
+            swiglu_limit: keys.positive("swiglu_limit")?,
             layers: plan.layers,
             owners: plan.owners,
             engram,
@@ -174,16 +163,6 @@ impl Config {
         Ok(())
     }
 
-    /// Width of all query heads side by side.
-    pub fn q_width(&self) -> usize {
-        self.heads * self.head_dim
-    }
-
-    /// Coefficients of one hyper-connection mix.
-    pub fn mix_width(&self) -> usize {
-        self.streams * (self.streams + 2)
-    }
-
     /// Which layers make compressed rows.
     pub fn makes_rows(&self) -> Vec<bool> {
         self.layers.iter().map(|plan| plan.makes_rows).collect()
@@ -202,28 +181,6 @@ impl Config {
     /// Most compressed rows that any layer sees at a context of `ctx` tokens.
     pub fn compressed_rows_max(&self, ctx: usize) -> usize {
         (0..self.owners.len()).map(|o| self.owner_rows(o, ctx)).max().unwrap_or(0)
-    }
-
-    /// Angle per position of each rotated pair (spec 3.5): plain for ratio 0, YaRN otherwise.
-    pub fn rope_freqs(&self, compressed: bool) -> Vec<f32> {
-        if compressed { yarn_freqs(&self.yarn, self.rotary) } else { plain_freqs(self.rope_theta, self.rotary) }
-    }
-
-    /// Sizes and constants of the hyper-connections.
-    pub fn hc_shape(&self) -> HcShape {
-        HcShape {
-            streams: self.streams,
-            hidden: self.hidden,
-            rms_eps: self.rms_eps,
-            hc_eps: self.hc_eps,
-            iterations: self.sinkhorn_iterations,
-        }
-    }
-
-    /// Sizes of the expert half for buffers of `rows` rows.
-    pub fn moe_sizes(&self, rows: usize) -> MoeSizes {
-        let (experts, k) = (self.experts, self.experts_per_token);
-        MoeSizes { hidden: self.hidden, experts, k, width: self.expert_width, rows }
     }
 
     /// Constants of the expert half (spec 3.9).

@@ -5,22 +5,14 @@
 use super::config::Config;
 use super::weights::tensor_specs;
 use super::workspace::LOGIT_ROWS_MAX;
-use crate::models::blocks::matrices::{self, LayerWidths, MatrixList};
+use crate::models::blocks::matrices::{self, MatrixList};
 use crate::models::probe::{MatrixInput, Point};
 use crate::models::{Product, RunnerOptions};
 
 /// Every matrix of the file but the embedding, which is never multiplied with.
 pub fn matrix_inputs(c: &Config) -> Vec<MatrixInput> {
     let mut list = MatrixList::default();
-    let widths = LayerWidths {
-        streams: c.streams * c.hidden,
-        hidden: c.hidden,
-        q_rank: c.q_rank,
-        q: c.q_width(),
-        o_groups: c.o_groups,
-        o_mid: c.o_groups * c.o_rank,
-        expert: c.expert_width,
-    };
+    let widths = c.layer_widths();
     for layer in 0..c.layers.len() {
         list.begin(layer);
         list.every_layer(&widths);

@@ -359,7 +359,7 @@ impl<B: Backend> Runner<B> {
             spans::end_half("attention", layer, 1, begun);
             let begun = spans::begin();
             let next = model.weights.layers.get(layer + 1).map(|next| &next.moe);
-            pass.moe(layer).row(&*self.experts, &mut self.host.grouping, next)?;
+            pass.moe(layer).row(&*self.experts, &mut self.host.grouping, None, next)?;
             pass.leave_ffn(layer)?;
             spans::end_half("experts", layer, 1, begun);
         }

@@ -5,21 +5,9 @@
 use super::config::Config;
 use crate::backend::Backend;
 use crate::models::blocks::hyper_connections::HcWeights;
+use crate::models::blocks::layer_tensors::{AttentionWeights, LayerLoader, SpecList, rope_tables};
 use crate::models::blocks::moe::MoeWeights;
 use crate::models::weights::{Loader, Residency, TensorSpec, TypeClass, WeightSource, WeightsError, check};
-
-/// Query, window and output tensors of one layer.
-pub struct AttentionWeights<B: Backend> {
-    pub norm: B::Buf,
-    pub sinks: B::Buf,
-    pub q_a: B::Mat,
-    pub q_a_norm: B::Buf,
-    pub q_b: B::Mat,
-    pub kv: B::Mat,
-    pub kv_norm: B::Buf,
-    pub output_a: B::Mat,
-    pub output_b: B::Mat,
-}
 
 /// Tensors of a layer that makes compressed rows.
 pub struct CompressorWeights<B: Backend> {
@@ -67,88 +55,47 @@ pub struct Weights<B: Backend> {
 
 /// Every tensor that a file of this configuration has, in the order of spec 2.
 pub fn tensor_specs(config: &Config) -> Vec<TensorSpec> {
-    let mut specs = SpecList { specs: Vec::new() };
+    let mut specs = SpecList::default();
     specs.add("token_embd.weight".into(), &[config.hidden, config.vocab], TypeClass::Matrix);
     specs.add("output_norm.weight".into(), &[config.hidden], TypeClass::Plain);
     specs.add("output.weight".into(), &[config.hidden, config.vocab], TypeClass::Matrix);
     for layer in 0..config.layers.len() {
-        specs.layer(config, layer);
-        specs.some_layers(config, layer);
+        specs.attention_half(config, layer);
+        specs.expert_half(config, layer);
+        specs.add(format!("blk.{layer}.exp_probs_b.bias"), &[config.experts], TypeClass::Plain);
+        specs.add(format!("blk.{layer}.exp_probs_b_vl.bias"), &[config.experts], TypeClass::Plain).optional = true;
+        some_layers(&mut specs, config, layer);
     }
     specs.specs
 }
 
-struct SpecList {
-    specs: Vec<TensorSpec>,
-}
-
-impl SpecList {
-    fn add(&mut self, name: String, dims: &[usize], types: TypeClass) -> &mut TensorSpec {
-        let dims = dims.iter().map(|d| *d as u64).collect();
-        self.specs.push(TensorSpec { name, dims, types, residency: Residency::Resident, optional: false });
-        let last = self.specs.len() - 1;
-        &mut self.specs[last]
+/// Spec 2.3.
+fn some_layers(specs: &mut SpecList, c: &Config, layer: usize) {
+    use TypeClass::{Bytes, Matrix, Plain};
+    let name = |tensor: &str| format!("blk.{layer}.{tensor}");
+    let plan = c.layers[layer];
+    if plan.makes_rows {
+        specs.add(name("attn_compressor_kv.weight"), &[c.hidden, c.head_dim], Matrix);
+        if plan.ratio == 2 {
+            specs.add(name("attn_compressor_gate.weight"), &[c.hidden, c.head_dim], Matrix);
+        }
+        specs.add(name("attn_compressor_norm.weight"), &[c.head_dim], Plain);
     }
-
-    /// Spec 2.2.
-    fn layer(&mut self, c: &Config, layer: usize) {
-        use TypeClass::{Matrix, Plain};
-        let name = |tensor: &str| format!("blk.{layer}.{tensor}");
-        for part in ["attn", "ffn"] {
-            self.add(name(&format!("hc_{part}_fn.weight")), &[c.streams * c.hidden, c.mix_width()], Matrix);
-            self.add(name(&format!("hc_{part}_base.weight")), &[c.mix_width()], Plain);
-            self.add(name(&format!("hc_{part}_scale.weight")), &[3], Plain);
-            self.add(name(&format!("{part}_norm.weight")), &[c.hidden], Plain);
-        }
-        let group = c.q_width() / c.o_groups;
-        self.add(name("attn_sinks.weight"), &[c.heads], Plain);
-        self.add(name("attn_q_a.weight"), &[c.hidden, c.q_rank], Matrix);
-        self.add(name("attn_q_a_norm.weight"), &[c.q_rank], Plain);
-        self.add(name("attn_q_b.weight"), &[c.q_rank, c.q_width()], Matrix);
-        self.add(name("attn_kv.weight"), &[c.hidden, c.head_dim], Matrix);
-        self.add(name("attn_kv_a_norm.weight"), &[c.head_dim], Plain);
-        self.add(name("attn_output_a.weight"), &[group, c.o_groups * c.o_rank], Matrix);
-        self.add(name("attn_output_b.weight"), &[c.o_groups * c.o_rank, c.hidden], Matrix);
-        self.add(name("ffn_gate_inp.weight"), &[c.hidden, c.experts], Plain);
-        self.add(name("exp_probs_b.bias"), &[c.experts], Plain);
-        self.add(name("exp_probs_b_vl.bias"), &[c.experts], Plain).optional = true;
-        for (part, inputs, outputs) in
-            [("gate", c.hidden, c.expert_width), ("up", c.hidden, c.expert_width), ("down", c.expert_width, c.hidden)]
-        {
-            self.add(name(&format!("ffn_{part}_shexp.weight")), &[inputs, outputs], Matrix);
-            let experts = self.add(name(&format!("ffn_{part}_exps.weight")), &[inputs, outputs, c.experts], Matrix);
-            experts.residency = Residency::Streamed;
-        }
+    if plan.makes_keys {
+        specs.add(name("indexer.attn_k.weight"), &[c.head_dim, c.index_dim], Matrix);
+        specs.add(name("indexer.k_norm.weight"), &[c.index_dim], Plain);
     }
-
-    /// Spec 2.3.
-    fn some_layers(&mut self, c: &Config, layer: usize) {
-        use TypeClass::{Bytes, Matrix, Plain};
-        let name = |tensor: &str| format!("blk.{layer}.{tensor}");
-        let plan = c.layers[layer];
-        if plan.makes_rows {
-            self.add(name("attn_compressor_kv.weight"), &[c.hidden, c.head_dim], Matrix);
-            if plan.ratio == 2 {
-                self.add(name("attn_compressor_gate.weight"), &[c.hidden, c.head_dim], Matrix);
-            }
-            self.add(name("attn_compressor_norm.weight"), &[c.head_dim], Plain);
-        }
-        if plan.makes_keys {
-            self.add(name("indexer.attn_k.weight"), &[c.head_dim, c.index_dim], Matrix);
-            self.add(name("indexer.k_norm.weight"), &[c.index_dim], Plain);
-        }
-        if plan.selects_by.is_some() {
-            self.add(name("indexer.attn_q_b.weight"), &[c.q_rank, c.index_heads * c.index_dim], Matrix);
-            self.add(name("indexer.proj.weight"), &[c.hidden, c.index_heads], Matrix);
-        }
-        if let (Some(table), Some(engram)) = (plan.table, &c.engram) {
-            self.add(name("engram_q_norm.weight"), &[c.hidden, c.streams], Plain);
-            self.add(name("engram_k_norm.weight"), &[c.hidden, c.streams], Plain);
-            let inputs = engram.columns() * engram.width;
-            self.add(name("engram_kv.weight"), &[inputs, (c.streams + 1) * c.hidden], Matrix);
-            let rows = engram.rows[table] as usize;
-            self.add(name("engram_embd.weight"), &[engram.row_bytes, rows], Bytes).residency = Residency::DiskOnly;
-        }
+    if plan.selects_by.is_some() {
+        specs.add(name("indexer.attn_q_b.weight"), &[c.q_rank, c.index_heads * c.index_dim], Matrix);
+        specs.add(name("indexer.proj.weight"), &[c.hidden, c.index_heads], Matrix);
+    }
+    if let (Some(table), Some(engram)) = (plan.table, &c.engram) {
+        specs.add(name("engram_q_norm.weight"), &[c.hidden, c.streams], Plain);
+        specs.add(name("engram_k_norm.weight"), &[c.hidden, c.streams], Plain);
+        let inputs = engram.columns() * engram.width;
+        specs.add(name("engram_kv.weight"), &[inputs, (c.streams + 1) * c.hidden], Matrix);
+        let rows = engram.rows[table] as usize;
+        specs.add(name("engram_embd.weight"), &[engram.row_bytes, rows], Bytes).residency = Residency::DiskOnly;
     }
 }
 
@@ -157,10 +104,6 @@ impl<B: Backend> Weights<B> {
     pub fn load(config: &Config, backend: &B, source: &dyn WeightSource) -> Result<Self, WeightsError> {
         check(&tensor_specs(config), source)?;
         let loader = Loader::new(backend, source);
-        let freqs = |compressed: bool| {
-            let put = loader.put("rope table", &config.rope_freqs(compressed));
-            put.map_err(|source| WeightsError::Backend { name: "(rope table)".into(), source })
-        };
         Ok(Self {
             embedding: loader.matrix("token_embd.weight")?,
             output_norm: loader.vector("output_norm.weight")?,
@@ -168,7 +111,7 @@ impl<B: Backend> Weights<B> {
             layers: (0..config.layers.len())
                 .map(|layer| LayerWeights::load(config, layer, &loader))
                 .collect::<Result<_, _>>()?,
-            rope_freqs: [freqs(false)?, freqs(true)?],
+            rope_freqs: rope_tables(config, &loader)?,
         })
     }
 }
@@ -176,26 +119,8 @@ impl<B: Backend> Weights<B> {
 impl<B: Backend> LayerWeights<B> {
     fn load(config: &Config, layer: usize, loader: &Loader<'_, B>) -> Result<Self, WeightsError> {
         let plan = config.layers[layer];
-        let matrix = |tensor: &str| loader.matrix(&format!("blk.{layer}.{tensor}.weight"));
-        let vector = |tensor: &str| loader.vector(&format!("blk.{layer}.{tensor}.weight"));
-        let hc = |part: &str| -> Result<HcWeights<B>, WeightsError> {
-            Ok(HcWeights {
-                mix: matrix(&format!("hc_{part}_fn"))?,
-                base: vector(&format!("hc_{part}_base"))?,
-                scale: vector(&format!("hc_{part}_scale"))?,
-            })
-        };
-        let attention = AttentionWeights {
-            norm: vector("attn_norm")?,
-            sinks: vector("attn_sinks")?,
-            q_a: matrix("attn_q_a")?,
-            q_a_norm: vector("attn_q_a_norm")?,
-            q_b: matrix("attn_q_b")?,
-            kv: matrix("attn_kv")?,
-            kv_norm: vector("attn_kv_a_norm")?,
-            output_a: matrix("attn_output_a")?,
-            output_b: matrix("attn_output_b")?,
-        };
+        let tensors = LayerLoader { loader, layer };
+        let (matrix, vector) = (|name: &str| tensors.matrix(name), |name: &str| tensors.vector(name));
         let compressor = || -> Result<CompressorWeights<B>, WeightsError> {
             Ok(CompressorWeights {
                 values: matrix("attn_compressor_kv")?,
@@ -218,19 +143,12 @@ impl<B: Backend> LayerWeights<B> {
             })
         };
         Ok(Self {
-            hc_attention: hc("attn")?,
-            hc_ffn: hc("ffn")?,
-            attention,
+            hc_attention: tensors.hyper_connection("attn")?,
+            hc_ffn: tensors.hyper_connection("ffn")?,
+            attention: tensors.attention()?,
             compressor: plan.makes_rows.then(compressor).transpose()?,
             indexer: plan.selects_by.map(|_| indexer()).transpose()?,
-            moe: MoeWeights {
-                norm: vector("ffn_norm")?,
-                router: matrix("ffn_gate_inp")?,
-                bias: Some(loader.vector(&format!("blk.{layer}.exp_probs_b.bias"))?),
-                shared_gate: matrix("ffn_gate_shexp")?,
-                shared_up: matrix("ffn_up_shexp")?,
-                shared_down: matrix("ffn_down_shexp")?,
-            },
+            moe: tensors.experts(true)?,
             engram: plan.table.map(|_| engram()).transpose()?,
         })
     }

@@ -110,6 +110,11 @@ impl GgufWriter {
         &self.directory
     }
 
+    /// All bytes before the tensor data.
+    pub fn header(&self) -> &[u8] {
+        &self.header
+    }
+
     /// Opens a temporary file beside `path` and writes the header.
     ///
     /// # Errors

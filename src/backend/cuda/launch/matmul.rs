@@ -12,7 +12,7 @@ use crate::backend::cpu::matmul::Arithmetic;
 use crate::backend::cuda::CudaBackend;
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::memory::{Bytes, CudaBuf};
-use crate::backend::ops::Matmul;
+use crate::backend::ops::{Matmul, MatmulPair};
 use crate::quant::QuantType;
 
 /// Weight rows of a block in the kernels over floats.
@@ -153,6 +153,58 @@ fn wide_kernel(ty: QuantType) -> Option<&'static str> {
     })
 }
 
+/// Two products of the same rows: in one launch where the kernel for one row takes both, else from activations that are rounded once if both
+/// matrices take the same.
+pub fn matmul_pair(
+    device: &Arc<Device>,
+    rounded: &Rounded,
+    arithmetic: Arithmetic,
+    op: MatmulPair<'_, '_, CudaBackend>,
+    (out_a, out_b): (&mut CudaBuf, &mut CudaBuf),
+) -> Result<(), BackendError> {
+    let (rows, x) = (op.rows, op.x);
+    let a: Matmul<'_, '_, CudaBackend> = Matmul { w: op.a, x, rows, groups: 1 };
+    let b: Matmul<'_, '_, CudaBackend> = Matmul { w: op.b, x, rows, groups: 1 };
+    let (is_one, types) = (rows == 1, (a.w.shape.ty, b.w.shape.ty));
+    assert_eq!(a.w.shape.cols, b.w.shape.cols, "both matrices take the same input");
+    if arithmetic == Arithmetic::Fast && rows > 0 {
+        let is_row = (matmul_row::takes(&a), matmul_row::takes(&b));
+        if is_row == (true, true) {
+            return matmul_row::matmul_row_pair(device, (&a, &b), (out_a, out_b));
+        }
+        let kernels = (codes_kernel(types.0, is_one), codes_kernel(types.1, is_one));
+        let is_alike = types.0.block_values() == types.1.block_values();
+        if let ((false, false), (Some(first), Some(second)), true) = (is_row, kernels, is_alike) {
+            let at = rounded.fill(device, x, (rows, a.w.shape.cols), types.0.block_values())?;
+            product_of_codes(device, first, &a, at, out_a)?;
+            return product_of_codes(device, second, &b, at, out_b);
+        }
+    }
+    matmul(device, rounded, arithmetic, a, out_a)?;
+    matmul(device, rounded, arithmetic, b, out_b)
+}
+
+/// `kernel` over activations that were rounded for it.
+fn product_of_codes(
+    device: &Arc<Device>,
+    kernel: &'static str,
+    op: &Matmul<'_, '_, CudaBackend>,
+    at: Codes,
+    out: &CudaBuf,
+) -> Result<(), BackendError> {
+    let (shape, rows) = (op.w.shape, op.rows);
+    if shape.rows == 0 {
+        return Ok(());
+    }
+    let row_tiles = if rows == 1 { 1 } else { rows.div_ceil(ROWS_AT_ONCE) };
+    let (threads, sharers) = dot_threads(shape.ty);
+    let launch = Launch::new(device, kernel, [shape.rows.div_ceil(threads / sharers), row_tiles, 1], threads);
+    let launch = launch.pointer(op.w.at).pointer(at.codes).pointer(at.scales).pointer(at.sums);
+    let launch = launch.buf(out, rows * shape.rows).int(shape.rows).int(shape.cols).int(rows).int(op.groups);
+    // SAFETY: the parameters of the kernels over codes; the view says how large the matrix is.
+    unsafe { launch.start() }
+}
+
 pub fn matmul(
     device: &Arc<Device>,
     rounded: &Rounded,
@@ -172,13 +224,7 @@ pub fn matmul(
     }
     if let (Arithmetic::Fast, Some(kernel)) = (arithmetic, codes_kernel(shape.ty, is_one)) {
         let at = rounded.fill(device, op.x, (rows * groups, shape.cols), shape.ty.block_values())?;
-        let row_tiles = if is_one { 1 } else { rows.div_ceil(ROWS_AT_ONCE) };
-        let (threads, sharers) = dot_threads(shape.ty);
-        let launch = Launch::new(device, kernel, [shape.rows.div_ceil(threads / sharers), row_tiles, 1], threads);
-        let launch = launch.pointer(op.w.at).pointer(at.codes).pointer(at.scales).pointer(at.sums);
-        let launch = launch.buf(out, rows * shape.rows).int(shape.rows).int(shape.cols).int(rows).int(groups);
-        // SAFETY: the parameters of the kernels over codes; the view says how large the matrix is.
-        return unsafe { launch.start() };
+        return product_of_codes(device, kernel, &op, at, out);
     }
     if let Some(kernel) = wide_kernel(shape.ty).filter(|_| is_one && shape.rows <= WIDE_OUTPUTS_MAX) {
         let launch = Launch::new(device, kernel, [shape.rows, rows, 1], super::THREADS);

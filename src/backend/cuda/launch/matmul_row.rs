@@ -13,8 +13,8 @@ use crate::quant::QuantType;
 const ROWS: usize = 4;
 const EACH: usize = 16;
 const THREADS_MAX: usize = 320;
-/// Floats between the rows in shared memory, beyond their sums.
-const PAD: usize = 16;
+/// Places between the rows in shared memory, beyond their sums.
+const PAD: usize = 8;
 /// More outputs than this keep all multiprocessors busy in the kernels that read along a row.
 const OUTPUTS_MAX: usize = 5120;
 
@@ -26,13 +26,39 @@ pub(super) fn takes(op: &Matmul<'_, '_, CudaBackend>) -> bool {
 }
 
 pub(super) fn matmul_row(device: &Device, op: &Matmul<'_, '_, CudaBackend>, out: &CudaBuf) -> Result<(), BackendError> {
+    start(device, op, out, None)
+}
+
+/// Two products of the same row in one launch.
+pub(super) fn matmul_row_pair(
+    device: &Device,
+    (a, b): (&Matmul<'_, '_, CudaBackend>, &Matmul<'_, '_, CudaBackend>),
+    (out_a, out_b): (&CudaBuf, &CudaBuf),
+) -> Result<(), BackendError> {
+    assert!(a.groups == 1 && b.groups == 1, "a pair has no groups");
+    start(device, a, out_a, Some((b, out_b)))
+}
+
+fn start(
+    device: &Device,
+    op: &Matmul<'_, '_, CudaBackend>,
+    out: &CudaBuf,
+    second: Option<(&Matmul<'_, '_, CudaBackend>, &CudaBuf)>,
+) -> Result<(), BackendError> {
     let (rows, cols) = (op.w.shape.rows, op.w.shape.cols);
+    let more = second.as_ref().map_or(0, |(op, _)| op.w.shape.rows);
     let turns = cols.div_ceil(THREADS_MAX * EACH);
     let threads = cols.div_ceil(turns * EACH).next_multiple_of(32);
-    // Sums of four products each, and a factor for each 32 columns of each row.
-    let shared = ROWS * (threads * EACH / 4 + PAD) + ROWS * (threads * EACH / 32);
-    let launch = Launch::new(device, "matmul_row_q8_0", [rows.div_ceil(ROWS), 1, 1], threads).shared(4 * shared);
+    // A sum and a factor, 4 bytes each, for each 32 columns of each row.
+    let shared = 8 * ROWS * (threads * EACH / 32 + PAD);
+    let blocks = rows.div_ceil(ROWS) + more.div_ceil(ROWS);
+    let launch = Launch::new(device, "matmul_row_q8_0", [blocks, 1, 1], threads).shared(shared);
     let launch = launch.pointer(op.w.at).buf(op.x, op.groups * cols).buf(out, rows);
-    // SAFETY: the parameters of `matmul_row_q8_0`; the view says how large the matrix is, and a group has whole blocks of rows.
-    unsafe { launch.int(rows).int(cols).int(op.groups).start() }
+    let launch = launch.int(rows).int(cols).int(op.groups);
+    let launch = match second {
+        Some((op, out)) => launch.pointer(op.w.at).buf(out, more).int(more),
+        None => launch.pointer(0).pointer(0).int(0),
+    };
+    // SAFETY: the parameters of `matmul_row_q8_0`; the views say how large the matrices are, and a group has whole blocks of rows.
+    unsafe { launch.start() }
 }
