@@ -65,15 +65,15 @@ pub fn run(
     saved.map_or(Ok(()), |saved| repl.restore(saved))?;
     let mut piped = piped()?;
     note("type a message, or /help");
-    let (mut unreadable, mut lost) = (0, None);
+    let (mut unreadable, mut has_failed, mut lost) = (0, false, None);
     loop {
-        interrupt.end_at_once(true);
-        // One that came while a line was being handled; from here on it would end the process by itself.
+        interrupt.waits(true);
+        // One that came while a line was being handled; from here on it ends the wait.
         if interrupt.is_terminated() {
             break;
         }
         let line = next_line(&mut editor, piped.as_mut(), interrupt);
-        interrupt.end_at_once(false);
+        interrupt.waits(false);
         match line {
             Ok(line) => {
                 unreadable = 0;
@@ -83,7 +83,10 @@ pub fn run(
                     Ok(Flow::Continue) => {}
                     Ok(Flow::Stop) => break,
                     Err(CliError::Unread) => return Err(CliError::Unread),
-                    Err(error) => note(&error.to_string()),
+                    Err(error) => {
+                        note(&error.to_string());
+                        has_failed = true;
+                    }
                 }
             }
             // At the prompt there is nothing to stop: Ctrl-C clears the line.
@@ -92,6 +95,7 @@ pub fn run(
             Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData && unreadable < UNREADABLE_MAX => {
                 unreadable += 1;
                 note("that line is not UTF-8 text; the conversation goes on");
+                has_failed = true;
             }
             Err(error) => {
                 lost = Some(CliError::failed(format!("cannot read the next message: {error}")));
@@ -110,7 +114,13 @@ pub fn run(
     if let Some(error) = lost {
         return Err(error);
     }
-    if interrupt.is_terminated() { Err(CliError::failed("interrupted")) } else { Ok(()) }
+    // A person has seen the errors; a script sees the code.
+    let is_script = !std::io::stdin().is_terminal();
+    match (interrupt.is_terminated(), has_failed && is_script) {
+        (true, _) => Err(CliError::failed("interrupted")),
+        (false, true) => Err(CliError::failed("a line of the input failed; its error is above")),
+        (false, false) => Ok(()),
+    }
 }
 
 /// The next line: edited on a terminal, else as it comes.
