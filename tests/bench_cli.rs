@@ -352,7 +352,7 @@ fn comparisons_that_make_no_sense() {
     let run = |args: &[&str]| finish(command().arg("compare").args(args));
     refused(&run(&[&a, &longer]), 1, &["unlike rows", "--common", "20 tokens"]);
     let common = run(&["--common", &a, &longer]);
-    assert!(common.code == Some(0) && common.stderr.contains("left out: sweep cold"), "{}", common.stderr);
+    assert!(common.code == Some(0) && common.stderr.contains("left out: \"sweep cold"), "{}", common.stderr);
     let other = folder().join("sense-model.csv");
     let mut of_other = command();
     of_other.arg("-m").arg(b_rules()).arg("--prompt-file").arg(text()).args(QUICK).arg("--csv").arg(&other);
