@@ -8,8 +8,8 @@
 # OUT.csv and runs and medians as Markdown to stdout and OUT.md. Both engines read and are fed random tokens, decode follows the prompt.
 #
 # MODEL names another deepseek4 file, LLAMA a llama_cpp_rate that is built already, BENCH and GGUF other programs than those of
-# target/release. ROUNDS (2) runs of each kind, THREADS (all processors), PARTS ("resident group"; the group needs root), TOKENS (24)
-# generated, EXTRA 0 or 1 whether llama.cpp may rearrange weights (its default, 1, is tried first).
+# target/release. ROUNDS runs of each kind (2; in the group 1, where llama.cpp takes minutes), THREADS (all processors), PARTS ("resident
+# group"; the group needs root), TOKENS (24) generated, EXTRA 0 or 1: whether llama.cpp may rearrange weights (its default, 1, is tried first).
 
 model_given=${MODEL:-}
 source "$(dirname "${BASH_SOURCE[0]}")/conditions.sh"
@@ -19,8 +19,8 @@ dir=${1:?$usage} out=${2:?$usage}
 gguf=${GGUF:-$root/target/release/ds4-gguf}
 llama=${LLAMA:-$dir/llama_cpp_rate}
 model=${model_given:-$dir/v4-6x256.gguf}
-rounds=${ROUNDS:-2} threads=${THREADS:-$(nproc)} parts=${PARTS:-resident group} tokens=${TOKENS:-24} extra=${EXTRA:-}
-[[ $rounds =~ ^[1-9][0-9]*$ ]] || fail "ROUNDS is the number of runs of each kind, not '$rounds'"
+rounds=${ROUNDS:-} threads=${THREADS:-$(nproc)} parts=${PARTS:-resident group} tokens=${TOKENS:-24} extra=${EXTRA:-}
+[[ $rounds =~ ^([1-9][0-9]*)?$ ]] || fail "ROUNDS is the number of runs of each kind, not '$rounds'"
 need_program "$bench"
 mkdir -p "$dir"
 
@@ -90,7 +90,10 @@ ds4() {
 llama() {
   # With all memory it may read the file before the clock starts, as ds4 does.
   local warm=0
-  [ "$1" = resident ] && warm=1
+  if [ "$1" = resident ]; then
+    warm=1
+    cat "$model" >/dev/null
+  fi
   place "$1" "$llama" "$model" "$threads" "$3" "$tokens" "$2" $warm "$extra"
   record "$1" llama.cpp "$2" "$3"
 }
@@ -105,14 +108,14 @@ fi
 trap remove_group EXIT
 for part in $parts; do
   case $part in
-    resident) rows=512 ;;
+    resident) rows=512 runs=${rounds:-2} ;;
     group)
-      rows=2048
+      rows=2048 runs=${rounds:-1}
       make_group $((size / 3)) || fail "this system lets this user make no memory group (root is needed); use PARTS=resident"
       ;;
     *) fail "PARTS are resident and group, not '$part'" ;;
   esac
-  for ((round = 1; round <= rounds; round++)); do
+  for ((round = 1; round <= runs; round++)); do
     # The order turns with each round.
     if ((round % 2)); then order="llama ds4"; else order="ds4 llama"; fi
     for engine in $order; do "$engine" "$part" "$round" "$rows"; done
