@@ -3,7 +3,7 @@
 //! Surprising fact: one core may read no faster from a shared third-level cache than two cores do from memory, so the
 //! cache column shows that ceiling too.
 //!
-//! `cargo bench --bench matvec -- [--level scalar|avx2|avx512] [--type NAME] [--threads N] [--memory no]`
+//! `cargo bench --bench matvec -- [--level scalar|avx2|avx512|amx] [--type NAME] [--threads N] [--memory no]`
 
 #[path = "../tests/kernels_common/mod.rs"]
 mod kernels_common;

@@ -99,7 +99,7 @@ fn instruction_sets_threads_and_chunks_equal_the_plain_twin() {
     for (model, arithmetic) in [a(), b(), wide_q2()].into_iter().flat_map(|m| MODES.map(|mode| (m, mode))) {
         let (want, vocab) = plain(model, arithmetic);
         let prompt = prompt(PROMPT, vocab);
-        for level in [SimdLevel::Scalar, SimdLevel::Avx2, SimdLevel::Avx512] {
+        for level in SimdLevel::ALL {
             if level > SimdLevel::detect() {
                 println!("notice: {} is not offered by this processor", level.name());
                 continue;

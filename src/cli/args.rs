@@ -63,7 +63,7 @@ pub struct ModelArgs {
     /// Diagnostic: keep cached rows and index keys unrounded
     #[arg(long)]
     pub kv_exact: bool,
-    /// Instruction set of the CPU kernels (every choice gives the same bits)
+    /// Instruction set of the CPU kernels; amx is avx512 and matrix tiles for many rows (every choice gives the same bits)
     #[arg(long, value_enum, default_value_t = SimdChoice::Auto, value_name = "LEVEL")]
     pub simd: SimdChoice,
     /// Prompt tokens computed together [default: 512]
@@ -278,6 +278,7 @@ pub enum SimdChoice {
     Scalar,
     Avx2,
     Avx512,
+    Amx,
 }
 
 /// Guesses that are read ahead.

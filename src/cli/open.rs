@@ -109,6 +109,7 @@ fn simd(choice: SimdChoice) -> Result<Option<SimdLevel>, CliError> {
         SimdChoice::Scalar => SimdLevel::Scalar,
         SimdChoice::Avx2 => SimdLevel::Avx2,
         SimdChoice::Avx512 => SimdLevel::Avx512,
+        SimdChoice::Amx => SimdLevel::Amx,
     };
     let best = SimdLevel::detect();
     if wanted > best {

@@ -268,7 +268,7 @@ impl Engine {
         let bytes = self.prepared.config.runner_bytes(&options);
         let plan = self.plan();
         let products = prepare::product_shapes(&self.prepared.file, self.prepared.config.as_ref(), &options);
-        let device = matmul::scratch_bytes(self.prepared.arithmetic, &products);
+        let device = matmul::scratch_bytes(self.prepared.arithmetic, self.prepared.threads, &products);
         let frontiers = prepare::frontiers(self.prepared.rewind_points, self.prepared.config.as_ref());
         let needed = bytes.kv.saturating_add(bytes.scratch).saturating_add(device).saturating_add(frontiers);
         // Half of what the plan left to the system may still be taken without hurting it.

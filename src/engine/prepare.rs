@@ -53,6 +53,7 @@ pub struct Prepared {
     /// Where the model will run.
     pub chosen: Chosen,
     pub(super) arithmetic: Arithmetic,
+    pub(super) threads: usize,
     /// What deserves a line before the run: slower paths, lengths beyond training.
     pub notices: Vec<String>,
     /// What the drive gives; `None` where it was not measured.
@@ -88,7 +89,7 @@ impl Prepared {
     /// # Errors
     /// The planner's refusals.
     pub fn plan_again(&self, options: &EngineOptions) -> Result<Plan, EngineError> {
-        let device = Device::of(&self.chosen, options.arithmetic, &self.products);
+        let device = Device::of(&self.chosen, (options.arithmetic, self.threads), &self.products);
         let (runner, facts) = ((&self.runner, device), memory_facts(options)?);
         make_plan(
             options,
@@ -110,9 +111,9 @@ struct Device {
 }
 
 impl Device {
-    fn of(chosen: &Chosen, arithmetic: Arithmetic, products: &[ProductShape]) -> Self {
+    fn of(chosen: &Chosen, (arithmetic, threads): (Arithmetic, usize), products: &[ProductShape]) -> Self {
         let is_gpu = chosen.gpu().is_some();
-        Self { is_gpu, scratch: if is_gpu { 0 } else { matmul::scratch_bytes(arithmetic, products) } }
+        Self { is_gpu, scratch: if is_gpu { 0 } else { matmul::scratch_bytes(arithmetic, threads, products) } }
     }
 }
 
@@ -132,7 +133,8 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
     let runner = runner_options(options, config.as_ref(), &mut notices);
     let (tuning, drive) = tune(options, &layout, &mut notices)?;
     let products = product_shapes(&file, config.as_ref(), &runner);
-    let device = Device::of(&chosen, options.arithmetic, &products);
+    let threads = options.threads.unwrap_or_else(sys::cpu_count);
+    let device = Device::of(&chosen, (options.arithmetic, threads), &products);
     let sums =
         options.verify.as_ref().map(|sidecar| Checksums::open(sidecar, &file, &layout)).transpose()?.map(Arc::new);
     let wire = |reader| wire(options, config.as_ref(), &layout, (runner, device), reader, sums.as_ref());
@@ -158,6 +160,7 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
         plan,
         chosen,
         arithmetic: options.arithmetic,
+        threads,
         notices,
         drive,
         policy,

@@ -1,6 +1,6 @@
 //! Matrix-vector and matrix-matrix products over weights in their stored type.
 //! Never dequantises a whole matrix. Surprising fact: sums run in a fixed order of lanes on every instruction set,
-//! so scalar, AVX2 and AVX-512 give the same bits; `scalar` is where that order is written down.
+//! so scalar, AVX2, AVX-512 and AMX give the same bits; `scalar` is where that order is written down.
 
 pub(crate) mod activations;
 mod dispatch;
@@ -9,7 +9,7 @@ pub(crate) mod scalar;
 pub use activations::Activations;
 
 use super::pool::Pool;
-use super::simd::{SimdLevel, Usable};
+use super::simd::{self, SimdLevel, Usable};
 use crate::quant::QuantType;
 use std::ops::Range;
 
@@ -193,10 +193,14 @@ impl Scratch {
     }
 }
 
-/// Bytes of scratch that a pool holds for `products`, for the memory plan.
-pub fn scratch_bytes(mode: Arithmetic, products: &[ProductShape]) -> u64 {
+/// Bytes of scratch that a pool of `threads` holds for `products`, for the memory plan.
+pub fn scratch_bytes(mode: Arithmetic, threads: usize, products: &[ProductShape]) -> u64 {
     let out = products.iter().map(out_len).max().unwrap_or(0);
-    Activations::bytes_for(mode, products) + 4 * out as u64
+    let tiles = match mode {
+        Arithmetic::Fast => products.iter().map(|p| simd::tile_bytes(p.ty, p.cols, p.rows)).max().unwrap_or(0),
+        Arithmetic::Quality => 0,
+    };
+    Activations::bytes_for(mode, products) + 4 * out as u64 + threads as u64 * tiles
 }
 
 fn out_len(product: &ProductShape) -> usize {

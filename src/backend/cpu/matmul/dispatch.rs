@@ -27,6 +27,14 @@ pub(super) fn product(level: Usable, w: MatView, acts: &Activations, picks: Pick
     if acts.is_float() && !is_plain {
         return decoded_product(level, w, acts, picks, out);
     }
+    if !acts.is_float() && level.wants_tiles(w.ty, picks.len(), w.rows) {
+        let weights = (w.ty, w.bytes, row_bytes);
+        return if w.ty.block_values() == 32 {
+            level.tiles32(weights, (&|a| acts.row32(picks.row(a)), picks.len()), out)
+        } else {
+            level.tiles256(weights, (&|a| acts.row256(picks.row(a)), picks.len()), out)
+        };
+    }
     let tile_rows = if picks.len() <= ACT_TILE { w.rows } else { (TILE_BYTES / row_bytes).max(1) };
     let bytes = w.bytes.chunks(tile_rows * row_bytes);
     for (bytes, out) in bytes.zip(out.chunks_mut(tile_rows * picks.len())) {

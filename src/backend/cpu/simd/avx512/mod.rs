@@ -10,6 +10,7 @@ mod block256;
 mod block32;
 mod float;
 pub(super) mod rows;
+mod tiles;
 
 use super::{Tile, bytes_at, part};
 use crate::backend::cpu::matmul::activations::{self, Block256, Floats, Step32};
@@ -60,6 +61,36 @@ pub(super) fn blocks256<const A: usize>(tile: Tile, x: [&[Block256]; A]) {
         QuantType::IQ2_XXS => tile.fill(|row| block256::iq2_xxs(row, x)),
         ty => panic!("{ty} does not have blocks of 256"),
     }
+}
+
+/// Whether the machine also multiplies whole tiles, and lets this process do so.
+pub(super) fn has_tiles() -> bool {
+    tiles::are_available()
+}
+
+/// Bytes that a thread keeps to multiply `rows` activation rows of `cols` columns with weights of `ty` on tiles.
+pub(super) fn tile_bytes(ty: QuantType, cols: usize, rows: usize) -> u64 {
+    tiles::scratch_bytes(ty, cols, rows)
+}
+
+/// Weights (type, bytes, bytes of a row) times rows `x(0..count)`, on tiles: `out` is `[weight rows, count]`. Only where there are tiles.
+#[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
+pub(super) fn tiles32<'a>(
+    weights: (QuantType, &[u8], usize),
+    x: (&dyn Fn(usize) -> &'a [Step32], usize),
+    out: &mut [f32],
+) {
+    tiles::product32(weights, x, out);
+}
+
+/// As [`tiles32`].
+#[target_feature(enable = "avx512vbmi,avx512vnni,avx512dq,avx512vl,gfni")]
+pub(super) fn tiles256<'a>(
+    weights: (QuantType, &[u8], usize),
+    x: (&dyn Fn(usize) -> &'a [Block256], usize),
+    out: &mut [f32],
+) {
+    tiles::product256(weights, x, out);
 }
 
 /// The plain code, compiled for this level.
