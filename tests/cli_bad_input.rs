@@ -424,3 +424,37 @@ fn a_closed_standard_output_is_no_error() {
     }
     assert_eq!(names_in(&folder), ["text"], "no part of a file is left");
 }
+
+#[test]
+fn outputs_never_replace_a_model_an_input_or_each_other() {
+    let folder = scratch("clashes");
+    let (model, text) = (folder.join("live.gguf"), folder.join("t.txt"));
+    std::fs::copy(b(), &model).unwrap();
+    std::fs::write(&text, "hello there").unwrap();
+    let before = std::fs::read(&model).unwrap();
+    let (m, t) = (model.to_str().unwrap(), text.to_str().unwrap());
+    for flag in [
+        "--stats-json",
+        "--save-session",
+        "--trace-routes",
+        "--trace-file",
+        "--dump-logits",
+        "--dump-logprobs",
+        "--snapshot-file",
+    ] {
+        let mut run = command();
+        run.args(["-m", m, "-p", "hi", "-n", "1", "--ssd-streaming", flag, m]);
+        finish(&mut run).failed(2, &[flag, "live.gguf", "-m"]);
+        // Whatever model runs, no other is replaced.
+        if flag != "--snapshot-file" {
+            ds4_b(&["-p", "hi", "-n", "1", "--ssd-streaming", flag, m]).failed(1, &["model file"]);
+        }
+    }
+    ds4_b(&["--prompt-file", t, "-n", "1", "--stats-json", t]).failed(2, &["--stats-json", "--prompt-file"]);
+    let both = folder.join("x.json");
+    let both = both.to_str().unwrap();
+    ds4_b(&["-p", "hi", "-n", "1", "--stats-json", both, "--dump-logprobs", both])
+        .failed(2, &["--stats-json", "--dump-logprobs"]);
+    assert_eq!(std::fs::read(&model).unwrap(), before);
+    assert_eq!(std::fs::read_to_string(&text).unwrap(), "hello there");
+}

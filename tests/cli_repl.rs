@@ -65,7 +65,8 @@ fn two_turns_and_every_command() {
     live.wait_for("no reasoning");
     live.say("/quit");
     let ran = live.end();
-    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    // Some of the lines above were refused, and this is a pipe.
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
     let stats = json(&stats);
     // Answers end after 8 tokens, or before when the model says so.
     let generated = stats["generated_tokens"].as_u64().unwrap();
@@ -205,7 +206,7 @@ fn mistakes_cost_nothing() {
     live.wait_for("use a smaller context");
     assert!(live.is_running());
     // The end of input is a way to leave.
-    assert_eq!(live.end().code, Some(0));
+    assert_eq!(live.end().code, Some(1), "a script is told that lines of it failed");
 }
 
 #[test]

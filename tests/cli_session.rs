@@ -124,6 +124,10 @@ fn exact_tokens_go_on_too() {
     assert_eq!(ds4_b(&flags).ok().text(), want);
     assert_eq!(json(&stats)["reused_tokens"], 50);
     ds4_b(&["-p", "x", "--load-session", &saved]).failed(1, &["without a conversation", "--tokens-file"]);
+    let other = folder.join("other.json");
+    std::fs::write(&other, "[7]").unwrap();
+    let flags = ["-n", "1", "--tokens-file", other.to_str().unwrap(), "--load-session", &saved];
+    ds4_b(&flags).failed_late(1, &["does not begin as the session does"]);
 }
 
 #[test]
@@ -217,7 +221,7 @@ fn the_prompt_survives_failed_saves_and_loads() {
     live.say(&format!("/load {}", text("good")));
     live.wait_for("the context holds 8");
     assert_eq!(used(&mut live), 0);
-    assert_eq!(live.end().code, Some(0));
+    assert_eq!(live.end().code, Some(1), "a script is told that lines of it failed");
 }
 
 #[test]

@@ -111,3 +111,22 @@ fn termination_is_an_interrupt_too() {
     run.signal(rustix::process::Signal::TERM);
     run.end().failed_late(1, &["interrupted"]);
 }
+
+#[test]
+fn termination_while_waiting_for_a_line_saves_the_session() {
+    for signal in [rustix::process::Signal::TERM, rustix::process::Signal::HUP] {
+        let file = scratch("signal-save").join("talk.ds4");
+        let mut run = command();
+        run.arg("-m").arg(b()).args(["-n", "4", "--save-session"]).arg(&file);
+        let mut live = Live::start(&mut run);
+        live.wait_for("type a message");
+        live.say("hello");
+        live.wait_for("generation: ");
+        // Until it waits for the next line a signal is one of those above.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        live.signal(signal);
+        live.wait_for("saved to");
+        live.end().failed_late(1, &["interrupted"]);
+        assert!(std::fs::metadata(&file).unwrap().len() > 0);
+    }
+}

@@ -1,45 +1,58 @@
-//! Ctrl-C and termination as a flag that long work looks at.
+//! Ctrl-C, termination and a closed terminal as flags that long work looks at.
 //! Never unwinds or kills by itself on the first signal. Surprising fact: the second one ends the process at once with
 //! code 1, so a user is never trapped behind a slow drive.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use rustix::process::{Signal, getpid, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 /// Shared view of "somebody asked us to stop".
 #[derive(Clone, Debug)]
 pub struct Interrupt {
     asked: Arc<AtomicBool>,
-    /// Whether SIGTERM ends the process now, because nothing is running that would look at `asked`.
-    idle: Arc<AtomicBool>,
-    /// Whether SIGTERM ever came: unlike Ctrl-C it asks the whole program to end.
+    /// Whether the program waits for a line: then termination is passed on as the signal that ends the wait.
+    waiting: Arc<AtomicBool>,
+    /// Whether termination ever came: unlike Ctrl-C it asks the whole program to end.
     terminated: Arc<AtomicBool>,
 }
 
 impl Interrupt {
-    /// Starts listening for SIGINT and SIGTERM.
+    /// Starts listening for SIGINT, SIGTERM and SIGHUP.
     ///
     /// # Errors
     /// When the system refuses the handlers.
     pub fn listen() -> std::io::Result<Self> {
-        let [flag, idle, terminated] = std::array::from_fn(|_| Arc::new(AtomicBool::new(false)));
+        let [asked, waiting, terminated] = std::array::from_fn(|_| Arc::new(AtomicBool::new(false)));
         // The first handler of a signal takes it from the system; until the last is in place only this one knows of it.
         let early = Arc::new(AtomicBool::new(false));
-        for signal in [SIGINT, SIGTERM] {
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
             signal_hook::flag::register(signal, Arc::clone(&early))?;
+            // Order matters: the shutdown looks at the flag before this signal sets it, or the thread that hears of it below.
+            signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&asked))?;
         }
-        signal_hook::flag::register_conditional_shutdown(SIGTERM, 1, Arc::clone(&idle))?;
-        for signal in [SIGINT, SIGTERM] {
-            // Order matters: the shutdown looks at the flag before this signal sets it.
-            signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&flag))?;
-            signal_hook::flag::register(signal, Arc::clone(&flag))?;
-        }
-        signal_hook::flag::register(SIGTERM, Arc::clone(&terminated))?;
+        signal_hook::flag::register(SIGINT, Arc::clone(&asked))?;
+        let mut ends = Signals::new([SIGTERM, SIGHUP])?;
         if early.load(Ordering::Relaxed) {
-            flag.store(true, Ordering::Relaxed);
+            asked.store(true, Ordering::Relaxed);
         }
-        Ok(Self { asked: flag, idle, terminated })
+        let this = Self { asked, waiting, terminated };
+        let shared = this.clone();
+        std::thread::Builder::new().name("ds4-signals".into()).spawn(move || {
+            for _ in ends.forever() {
+                shared.terminate();
+            }
+        })?;
+        Ok(this)
+    }
+
+    fn terminate(&self) {
+        self.terminated.store(true, Ordering::Relaxed);
+        if !self.waiting.load(Ordering::Relaxed) || kill_process(getpid(), Signal::INT).is_err() {
+            self.asked.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Whether a stop was asked for since the last `clear`.
@@ -57,8 +70,8 @@ impl Interrupt {
         self.asked.store(false, Ordering::Relaxed);
     }
 
-    /// Whether SIGTERM is to end the process at once, as while waiting for a line.
-    pub fn end_at_once(&self, idle: bool) {
-        self.idle.store(idle, Ordering::Relaxed);
+    /// Whether the program waits for a line, which SIGINT ends.
+    pub fn waits(&self, waiting: bool) {
+        self.waiting.store(waiting, Ordering::Relaxed);
     }
 }

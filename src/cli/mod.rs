@@ -13,6 +13,7 @@ pub mod logits_file;
 pub mod logprobs_file;
 pub mod open;
 pub mod output;
+pub mod outputs;
 pub mod progress;
 pub mod repl;
 pub mod repl_command;
@@ -38,6 +39,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::obs::spans::TARGET;
+use crate::storage::checksum::sidecar_path;
 
 /// What the program ends with.
 #[derive(Debug, thiserror::Error)]
@@ -92,6 +94,7 @@ pub fn main() -> ExitCode {
 
 /// Runs `ds4` with warnings on stderr, and with `--trace-file` if it is asked for: what it has seen of a run that failed is kept, too.
 fn listened(cli: &Cli) -> Result<(), CliError> {
+    keep_files_apart(cli)?;
     let warnings = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).without_time().with_target(false);
     let warnings = warnings.with_filter(LevelFilter::WARN);
     let Some(path) = &cli.diagnosis.trace_file else {
@@ -104,4 +107,30 @@ fn listened(cli: &Cli) -> Result<(), CliError> {
     let result = run::run(cli);
     let finished = spans.finish(path);
     result.and(finished)
+}
+
+/// Refuses outputs of `ds4` that would replace what it reads, or each other.
+fn keep_files_apart(cli: &Cli) -> Result<(), CliError> {
+    let (seen, streaming, session) = (&cli.diagnosis, &cli.streaming, &cli.session);
+    let checksums = streaming.checksums.clone().or_else(|| cli.model.model.as_deref().map(sidecar_path));
+    let inputs = [
+        ("-m", cli.model.model.as_deref()),
+        ("--checksums", checksums.as_deref()),
+        ("--prompt-file", cli.prompt.prompt_file.as_deref()),
+        ("--tokens-file", cli.prompt.tokens_file.as_deref()),
+        ("--perplexity-file", seen.perplexity_file.as_deref()),
+        ("--hotlist", streaming.hotlist.as_deref()),
+        ("--load-session", session.load_session.as_deref()),
+    ];
+    let outputs = [
+        ("--stats-json", seen.stats_json.as_deref()),
+        ("--dump-logits", seen.dump_logits.as_deref()),
+        ("--dump-logprobs", seen.dump_logprobs.as_deref()),
+        ("--trace-routes", seen.trace_routes.as_deref()),
+        ("--trace-file", seen.trace_file.as_deref()),
+        ("--snapshot-file", seen.snapshot_file.as_deref()),
+        ("--save-hotlist", streaming.save_hotlist.as_deref()),
+        ("--save-session", session.save_session.as_deref()),
+    ];
+    outputs::keep_apart(&inputs, &outputs)
 }

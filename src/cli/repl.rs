@@ -2,7 +2,7 @@
 //! Never loses a conversation to an error or to Ctrl-C: a failed or stopped answer leaves the messages before it in place.
 //! Surprising fact: the whole conversation is rendered anew for each answer, and what the state already holds costs nothing.
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, IsTerminal};
 use std::path::{Path, PathBuf};
 
 use rustyline::error::ReadlineError;
@@ -63,15 +63,15 @@ pub fn run(
     let mut repl = Repl::new(cli, engine, sampler, interrupt)?;
     saved.map_or(Ok(()), |saved| repl.restore(saved))?;
     note("type a message, or /help");
-    let mut unreadable = 0;
+    let (mut unreadable, mut has_failed) = (0, false);
     loop {
-        interrupt.end_at_once(true);
-        // One that came while a line was being handled; from here on it would end the process by itself.
+        interrupt.waits(true);
+        // One that came while a line was being handled; from here on it ends the wait.
         if interrupt.is_terminated() {
             break;
         }
         let line = editor.readline("> ");
-        interrupt.end_at_once(false);
+        interrupt.waits(false);
         match line {
             Ok(line) => {
                 unreadable = 0;
@@ -81,7 +81,10 @@ pub fn run(
                     Ok(Flow::Continue) => {}
                     Ok(Flow::Stop) => break,
                     Err(CliError::Unread) => return Err(CliError::Unread),
-                    Err(error) => note(&error.to_string()),
+                    Err(error) => {
+                        note(&error.to_string());
+                        has_failed = true;
+                    }
                 }
             }
             // At the prompt there is nothing to stop: Ctrl-C clears the line.
@@ -90,6 +93,7 @@ pub fn run(
             Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData && unreadable < UNREADABLE_MAX => {
                 unreadable += 1;
                 note("that line is not UTF-8 text; the conversation goes on");
+                has_failed = true;
             }
             Err(error) => return Err(CliError::failed(format!("cannot read the terminal: {error}"))),
         }
@@ -102,7 +106,13 @@ pub fn run(
     }
     write_stats(cli, &repl.stats())?;
     repl.save_at_the_end()?;
-    if interrupt.is_terminated() { Err(CliError::failed("interrupted")) } else { Ok(()) }
+    // A person has seen the errors; a script sees the code.
+    let is_script = !std::io::stdin().is_terminal();
+    match (interrupt.is_terminated(), has_failed && is_script) {
+        (true, _) => Err(CliError::failed("interrupted")),
+        (false, true) => Err(CliError::failed("a line of the input failed; its error is above")),
+        (false, false) => Ok(()),
+    }
 }
 
 fn history_path() -> Option<PathBuf> {

@@ -220,6 +220,9 @@ fn answer_once(
         None => Talk::begin(cli),
     };
     let tokens = next_tokens(&mut talk, engine.tokenizer(), engine.prepared.config.arch(), prompt)?;
+    if let Prompt::Tokens(tokens) = prompt {
+        session_file::check_tokens(&timeline, tokens)?;
+    }
     let mut dumps = Dumps::open(cli, engine)?;
     let want = if dumps.logits.is_some() { Want::All } else { Want::Last };
     let mut watcher = RunWatcher::new(interrupt).dumping(dumps.logits.as_mut());

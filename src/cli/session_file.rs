@@ -14,7 +14,7 @@ use crate::session::checkpoint::{self, Checkpoint, CheckpointError, ModelMark};
 use crate::session::sampler::Sampler;
 use crate::session::timeline::Timeline;
 use crate::text::chat::{Message, Role};
-use crate::units::Bytes;
+use crate::units::{Bytes, TokenId};
 
 /// Messages and reasoning level; no messages for bare tokens.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -109,4 +109,23 @@ pub fn restore(
     let (messages, level) = restored.talk.map_or((None, None), |(messages, level)| (Some(messages), level));
     note(&format!("note: a session of {} tokens goes on", timeline.tokens().len()));
     Ok(Talk { messages, level: cli.thinking.level().or(level) })
+}
+
+/// Refuses tokens that have nothing in common with the session, and says how much of it they go on from.
+///
+/// # Errors
+/// `Failed` when not even the first token agrees.
+pub fn check_tokens(timeline: &Timeline, tokens: &[TokenId]) -> Result<(), CliError> {
+    let held = timeline.tokens();
+    let agree = held.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+    if agree == 0 && !held.is_empty() {
+        return Err(CliError::failed("--tokens-file does not begin as the session does; leave --load-session out"));
+    }
+    if agree < held.len() {
+        note(&format!(
+            "note: {agree} of the session's {} tokens begin --tokens-file; the others are left out",
+            held.len()
+        ));
+    }
+    Ok(())
 }

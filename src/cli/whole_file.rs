@@ -3,7 +3,7 @@
 //! place, so devices and pipes get their bytes copied at the end instead.
 
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -22,6 +22,12 @@ enum Target {
     Stream(File),
 }
 
+/// Whether a GGUF file has this name: hours of download that a wrong completion of a name must not cost.
+pub fn is_model(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic == *b"GGUF"
+}
+
 impl WholeFile {
     /// Starts a file that will be called `path`.
     ///
@@ -30,6 +36,9 @@ impl WholeFile {
     pub fn create(path: &Path) -> io::Result<Self> {
         let target = match fs::metadata(path) {
             Ok(found) if found.is_dir() => return Err(ErrorKind::IsADirectory.into()),
+            Ok(found) if found.is_file() && is_model(path) => {
+                return Err(io::Error::other("it is a model file, which nothing of this kind replaces"));
+            }
             // A link stays; what it names is replaced.
             Ok(found) if found.is_file() => Target::Name(fs::canonicalize(path)?),
             Ok(_) => Target::Stream(File::options().write(true).open(path)?),

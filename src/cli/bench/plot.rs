@@ -10,6 +10,7 @@ use crate::cli::bench::note;
 use crate::cli::bench::plot_svg::{Panel, Series, svg};
 use crate::cli::bench::row::{Mode, Row};
 use crate::cli::bench::table::Table;
+use crate::cli::outputs::{self, Named};
 use crate::cli::whole_file::WholeFile;
 
 /// Bytes of a GiB.
@@ -20,6 +21,8 @@ const GIB: f64 = (1u64 << 30) as f64;
 /// # Errors
 /// Files that cannot be read, and an output that cannot be written.
 pub fn run(args: &PlotArgs) -> Result<(), CliError> {
+    let inputs: Vec<Named<'_>> = args.files.iter().map(|file| ("the measurements", Some(file.as_path()))).collect();
+    outputs::keep_apart(&inputs, &[("-o", Some(&args.output))])?;
     let tables = args.files.iter().map(|path| Table::read(path)).collect::<Result<Vec<_>, _>>()?;
     let panels = panels(&tables);
     if panels.is_empty() {

@@ -20,7 +20,7 @@ use crate::cli::interrupt::Interrupt;
 use crate::cli::progress::{Meter, Unit};
 use crate::cli::run::from_session;
 use crate::cli::watch::RunWatcher;
-use crate::cli::{bench, open};
+use crate::cli::{bench, open, outputs};
 use crate::engine::options::{EngineOptions, Preload};
 use crate::engine::prepare::{Prepared, prepare};
 use crate::engine::{Engine, Step};
@@ -36,6 +36,9 @@ use crate::units::{TokenId, parse_budget};
 pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let schedule = Schedule::new(args)?;
     let options = engine_options(args, &schedule)?;
+    let inputs =
+        [("the model", Some(options[0].model.as_path())), ("--prompt-file", args.sweep.prompt_file.as_deref())];
+    outputs::keep_apart(&inputs, &[("--csv", args.output.csv.as_deref())])?;
     let tokens = Tokens::new(args, &schedule, &options[0])?;
     let interrupt = Interrupt::listen().map_err(|e| CliError::failed(format!("cannot listen for signals: {e}")))?;
     // All budgets are planned before the first is measured, so that a bad one does not cost an hour.

@@ -19,6 +19,7 @@ use super::speed_flags::SpeedArgs;
 use super::table::{Table, grouped, percent, short};
 use super::trace_input::{TraceInput, describe};
 use crate::cli::CliError;
+use crate::cli::outputs::keep_apart;
 use crate::cli::whole_file::WholeFile;
 use crate::storage::probe::ProbeChoice;
 
@@ -85,6 +86,8 @@ pub struct Curve {
 /// Unknown policies, damaged traces, files that cannot be written.
 pub fn run(args: &CurveArgs) -> Result<String, CliError> {
     contenders(std::slice::from_ref(&args.policy))?;
+    let inputs = [("the trace", Some(args.trace.as_path())), ("--model", args.model.as_deref())];
+    keep_apart(&inputs, &[("-o", args.output.as_deref()), ("--svg", args.svg.as_deref())])?;
     let input = TraceInput::open(&args.trace, args.partial)?;
     let model = describe(input.header());
     let speed = speed(args, &input)?;

@@ -18,6 +18,7 @@ use super::speed_flags::{SpeedArgs, above_zero};
 use super::table::{Table, grouped, percent, short};
 use super::trace_input::TraceInput;
 use crate::cli::interrupt::Interrupt;
+use crate::cli::outputs::keep_apart;
 use crate::cli::run::{from_generate, from_session};
 use crate::cli::trace_file::TraceFile;
 use crate::cli::watch::RunWatcher;
@@ -95,6 +96,8 @@ struct Measured {
 /// # Errors
 /// Bad flags, a model or a prompt that cannot be run, an interruption.
 pub fn run(args: &TuneArgs) -> Result<String, CliError> {
+    let inputs = [("the model", Some(args.model.as_path())), ("--prompt-file", Some(args.prompt_file.as_path()))];
+    keep_apart(&inputs, &[("--keep-trace", args.keep_trace.as_deref())])?;
     let text = input::text_file(&args.prompt_file)?;
     if text.trim().is_empty() {
         return Err(CliError::usage(format!(

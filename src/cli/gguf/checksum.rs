@@ -9,6 +9,7 @@ use clap::Args;
 
 use super::{listen, open, step};
 use crate::cli::CliError;
+use crate::cli::outputs::keep_apart;
 use crate::cli::progress::{Meter, Unit};
 use crate::storage::checksum::{ChecksumError, Checksums, sidecar_path};
 use crate::storage::layout::Layout;
@@ -33,6 +34,7 @@ pub(super) struct ChecksumArgs {
 /// An output that exists, an unreadable model, a full drive, an interruption; the output is untouched then.
 pub(super) fn run(args: &ChecksumArgs) -> Result<ExitCode, CliError> {
     let output = args.output.clone().unwrap_or_else(|| sidecar_path(&args.file));
+    keep_apart(&[("the model", Some(&args.file))], &[("-o", Some(&output))])?;
     if !args.force && output.symlink_metadata().is_ok() {
         // Before hours of reads, not after.
         return Err(CliError::failed(ChecksumError::Exists { path: output }));
