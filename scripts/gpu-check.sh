@@ -31,7 +31,8 @@ streamed() {
   shift
   quiet "$out/$name-resident" "$ds4" "$@" --backend cuda --dump-logits "$out/resident.safetensors" || return 0
   for split in "${slots[@]}"; do
-    local host=${split%:*} gpu=${split#*:} log="$out/$name-$host-$gpu"
+    local host=${split%:*} gpu=${split#*:}
+    local log="$out/$name-$host-$gpu"
     quiet "$log" "$ds4" "$@" --backend cuda --ssd-streaming --ssd-streaming-cache-experts "$host" --gpu-cache "$gpu" \
       --dump-logits "$out/streamed.safetensors" --stats-json "$log.json" || continue
     same "$name streamed, $host slots in host memory and $gpu on the GPU" "$out/resident.safetensors" "$out/streamed.safetensors"

@@ -59,7 +59,7 @@ fn graphics(gpu: &GpuStats, tokens: u64, drive: u64) -> [String; 2] {
     let uses = gpu.expert_hits + gpu.expert_misses;
     let percent = |part: u64| 100.0 * part as f64 / uses.max(1) as f64;
     let done = format!(
-        "{}: {} expert slots ({}), {} hits, {} misses, {} evictions, {} uploaded at {:.1} GB/s, {} launches and {} waits a token",
+        "{}: {} expert slots ({}), {} hits, {} misses, {} evictions, {} uploaded (experts at {:.1} GB/s), {} launches and {} waits a token",
         gpu.name,
         gpu.cache_slots,
         Bytes(gpu.cache_bytes),
@@ -181,7 +181,7 @@ mod tests {
             done.starts_with("card: 7 expert slots (7.00 MiB), 60 hits, 40 misses, 33 evictions, 3.00 GiB"),
             "{done}"
         );
-        assert!(done.ends_with("at 48.5 GB/s, 100 launches and 5 waits a token"), "{done}");
+        assert!(done.ends_with("(experts at 48.5 GB/s), 100 launches and 5 waits a token"), "{done}");
         assert_eq!(
             tiers,
             "tiers: 60.0 % of 100 experts in GPU memory, 25.0 % in host memory, 15.0 % read from the drive"

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crate::backend::cpu::CpuBackend;
-use crate::backend::cuda::{self, CudaBackend, Registered};
+use crate::backend::cuda::{self, CudaBackend, DeviceCounters, Registered};
 use crate::engine::EngineError;
 use crate::engine::device::{On, ReadGpu};
 use crate::engine::gpu_experts::{GpuExperts, slot_bytes};
@@ -64,9 +64,11 @@ pub(super) fn place(
     let layers = prepared.layout.experts.clone();
     let slots = slots(&backend, options, prepared, slot_bytes(&layers) as u64)?;
     let experts = Arc::new(GpuExperts::new(Arc::clone(&backend), (inner, registered), layers, slots, routes)?);
+    // Weights came from memory that the device does not know: their rate says nothing about that of experts.
+    let loaded = backend.device().counters();
     let read_gpu: ReadGpu = {
         let (backend, experts) = (Arc::clone(&backend), Arc::clone(&experts));
-        Box::new(move || read(&backend, &experts))
+        Box::new(move || read(&backend, &experts, &loaded))
     };
     Ok(On { backend, model, experts, read_gpu: Some(read_gpu) })
 }
@@ -121,7 +123,7 @@ fn slots(
     Ok(wanted.min(experts) as usize)
 }
 
-fn read(backend: &CudaBackend, experts: &GpuExperts) -> GpuStats {
+fn read(backend: &CudaBackend, experts: &GpuExperts, loaded: &DeviceCounters) -> GpuStats {
     let (counts, device) = (experts.counts(), backend.device().counters());
     let (slots, bytes) = experts.size();
     GpuStats {
@@ -138,6 +140,7 @@ fn read(backend: &CudaBackend, experts: &GpuExperts) -> GpuStats {
         upload_bytes: device.upload_bytes,
         download_bytes: device.download_bytes,
         // Bytes a nanosecond.
-        upload_gb_per_s: device.timed_upload_bytes as f64 / device.timed_upload_ns.max(1) as f64,
+        upload_gb_per_s: (device.timed_upload_bytes - loaded.timed_upload_bytes) as f64
+            / (device.timed_upload_ns - loaded.timed_upload_ns).max(1) as f64,
     }
 }

@@ -70,7 +70,7 @@ pub struct GpuStats {
     pub registered_bytes: u64,
     pub upload_bytes: u64,
     pub download_bytes: u64,
-    /// Rate of the uploads of weights whose time was taken, in 1e9 bytes a second while they were under way; 0 without any.
+    /// Rate of the uploads of experts whose time was taken (one of 16), in 1e9 bytes a second while they were under way; 0 without any.
     pub upload_gb_per_s: f64,
 }
 

@@ -220,16 +220,17 @@ impl Device {
         self.check("making an event", self.context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)))
     }
 
-    /// Adds an upload of `bytes` between two events with times to the counters, unless it is still under way.
-    pub(super) fn note_upload(&self, bytes: u64, began: &CudaEvent, arrived: &CudaEvent) {
-        if bytes == 0 || self.bind().is_err() || !arrived.is_complete() {
-            return;
+    /// Adds an upload of `bytes` between two events with times to the counters; `false` while it is under way.
+    pub(super) fn note_upload(&self, bytes: u64, [began, ended]: &[CudaEvent; 2]) -> bool {
+        if self.bind().is_err() || !ended.is_complete() {
+            return false;
         }
         // SAFETY: both events live, were recorded, and have come.
-        if let Ok(ms) = unsafe { result::event::elapsed(began.cu_event(), arrived.cu_event()) } {
+        if let Ok(ms) = unsafe { result::event::elapsed(began.cu_event(), ended.cu_event()) } {
             self.counts.timed_upload_bytes.fetch_add(bytes, Ordering::Relaxed);
             self.counts.timed_upload_ns.fetch_add((f64::from(ms) * 1e6) as u64, Ordering::Relaxed);
         }
+        true
     }
 
     /// Lets `event` come when all kernels that were started have ended.
@@ -238,20 +239,26 @@ impl Device {
     }
 
     /// Host to device beside the kernels: begins after `free` and the uploads before, and kernels started from now on wait for it, by way of
-    /// `arrived`; `began` comes when the bytes set out. `src` as for [`Self::upload`], registered memory until [`Self::wait_uploads`].
+    /// `arrived`. `clock` are events with times for its beginning and end. `src` as for [`Self::upload`], registered memory until
+    /// [`Self::wait_uploads`].
     pub(super) fn upload_aside(
         &self,
         src: &[u8],
         at: u64,
-        free: &CudaEvent,
-        (began, arrived): (&CudaEvent, &CudaEvent),
+        (free, arrived): (&CudaEvent, &CudaEvent),
+        clock: Option<&[CudaEvent; 2]>,
     ) -> Result<(), BackendError> {
         self.bind()?;
         self.counts.upload_bytes.fetch_add(src.len() as u64, Ordering::Relaxed);
         self.check("an upload", self.uploads.wait(free))?;
-        self.check("an upload", began.record(&self.uploads))?;
+        if let Some([began, _]) = clock {
+            self.check("an upload", began.record(&self.uploads))?;
+        }
         // SAFETY: the caller owns `src.len()` bytes at `at`. Pageable host memory is copied before the call returns.
         self.check("an upload", unsafe { result::memcpy_htod_async(at, src, self.uploads.cu_stream()) })?;
+        if let Some([_, ended]) = clock {
+            self.check("an upload", ended.record(&self.uploads))?;
+        }
         self.check("an upload", arrived.record(&self.uploads))?;
         self.check("an upload", self.stream.wait(arrived))
     }

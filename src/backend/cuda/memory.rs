@@ -100,30 +100,39 @@ const STAGING: usize = 16 << 20;
 /// Threads that arrange a block.
 const BLOCK_THREADS: usize = 16;
 
+/// Uploads through a buffer of which one is timed: each time costs two events and some questions.
+const TIMED_EVERY: usize = 16;
+
 /// A buffer on the device between an upload and the kernel that arranges its blocks.
 struct Buffer {
     bytes: Bytes,
-    /// When its upload has begun and ended, and when the kernel that read it has.
-    began: CudaEvent,
+    /// When its upload has ended, and when the kernel that read it has.
     arrived: CudaEvent,
     free: CudaEvent,
-    /// Bytes of its last upload.
-    uploaded: u64,
+    /// Beginning and end of the last timed upload, and its bytes until they are counted.
+    clock: [CudaEvent; 2],
+    timed: Option<u64>,
+    uploads: usize,
 }
 
 impl Buffer {
     fn new(device: &Arc<Device>) -> Result<Self, BackendError> {
         let bytes = Bytes::new(device, "uploads", STAGING)?;
-        let (began, arrived) = (device.clock_event()?, device.clock_event()?);
-        Ok(Self { bytes, began, arrived, free: device.event()?, uploaded: 0 })
+        let clock = [device.clock_event()?, device.clock_event()?];
+        Ok(Self { bytes, arrived: device.event()?, free: device.event()?, clock, timed: None, uploads: 0 })
     }
 
-    /// Uploads `src` to `at` once what uses this buffer has ended, with the time of the upload before, which has ended too unless the host is
-    /// far ahead.
+    /// Uploads `src` to `at` once what uses this buffer has ended; some uploads are timed.
     fn upload(&mut self, device: &Device, src: &[u8], at: u64) -> Result<(), BackendError> {
-        device.note_upload(self.uploaded, &self.began, &self.arrived);
-        self.uploaded = src.len() as u64;
-        device.upload_aside(src, at, &self.free, (&self.began, &self.arrived))
+        if self.timed.is_some_and(|bytes| device.note_upload(bytes, &self.clock)) {
+            self.timed = None;
+        }
+        let is_timed = self.timed.is_none() && self.uploads.is_multiple_of(TIMED_EVERY);
+        self.uploads += 1;
+        if is_timed {
+            self.timed = Some(src.len() as u64);
+        }
+        device.upload_aside(src, at, (&self.free, &self.arrived), is_timed.then_some(&self.clock))
     }
 }
 

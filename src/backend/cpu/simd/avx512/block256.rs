@@ -133,9 +133,17 @@ fn dots<const A: usize, const B: usize, const MINS: bool, const SCALED: bool>(
     let blocks = row.as_chunks::<B>().0;
     for first in (0..blocks.len()).step_by(4) {
         let four = &blocks[first..blocks.len().min(first + 4)];
-        for i in 0..four.len() {
-            prefetch_after(&four[i]);
-            quad.set::<MINS, SCALED>(i, &at_index(&x, first + i), &unpack(&four[i]));
+        if A == 1 && four.len() == 4 {
+            // A loop of known length is unrolled, and a single row then stays in registers until its four blocks are summed.
+            for i in 0..4 {
+                prefetch_after(&four[i]);
+                quad.set::<MINS, SCALED>(i, &at_index(&x, first + i), &unpack(&four[i]));
+            }
+        } else {
+            for i in 0..four.len() {
+                prefetch_after(&four[i]);
+                quad.set::<MINS, SCALED>(i, &at_index(&x, first + i), &unpack(&four[i]));
+            }
         }
         quad.add::<MINS>(&at_index(&x, first), quad_factors(four, &halves), &mut sums);
     }
