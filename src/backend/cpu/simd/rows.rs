@@ -63,8 +63,8 @@ impl Usable {
 #[inline(always)]
 fn dots(q: &[f32], rows: RowList, out: &mut [f32], stride: usize) {
     for (q, out) in q.chunks_exact(rows.width).zip(out.chunks_mut(stride.max(1))) {
-        for i in 0..rows.offsets.len() {
-            out[i] = lanes::dot(q, rows.row(i));
+        for (i, out) in out[..rows.offsets.len()].iter_mut().enumerate() {
+            *out = lanes::dot(q, rows.row(i));
         }
     }
 }
@@ -73,8 +73,8 @@ fn dots(q: &[f32], rows: RowList, out: &mut [f32], stride: usize) {
 #[inline(always)]
 fn add(weights: &[f32], stride: usize, rows: RowList, out: &mut [f32]) {
     for (weights, out) in weights.chunks(stride.max(1)).zip(out.chunks_exact_mut(rows.width)) {
-        for i in 0..rows.offsets.len() {
-            lanes::add_scaled(weights[i], rows.row(i), out);
+        for (i, weight) in weights[..rows.offsets.len()].iter().enumerate() {
+            lanes::add_scaled(*weight, rows.row(i), out);
         }
     }
 }
