@@ -116,7 +116,7 @@ fn a_conversion_equals_another_programs() {
     let scratch = tempfile::tempdir().unwrap();
     let output = scratch.path().join("a.gguf");
     run(&folder, &output, BaseRecipe::Native).unwrap();
-    let (ours, theirs) = (GgufFile::open(&output).unwrap(), GgufFile::open(&fixture("a").join("model.gguf")).unwrap());
+    let (ours, theirs) = (GgufFile::open(&output).unwrap(), GgufFile::open(fixture("a").join("model.gguf")).unwrap());
     let found = compare(&ours, &theirs, &mut go_on).unwrap();
     assert_eq!(found.tensors, theirs.tensors().len());
     let is_type = |d: &TensorDifference| matches!(d, TensorDifference::Type { .. });
@@ -224,7 +224,7 @@ fn every_recipe_makes_a_file_that_computes() {
 fn a_file_is_quantised_again() {
     let scratch = tempfile::tempdir().unwrap();
     let path = scratch.path().join("again.gguf");
-    let input = GgufFile::open(&fixture("c").join("model-mixed.gguf")).unwrap();
+    let input = GgufFile::open(fixture("c").join("model-mixed.gguf")).unwrap();
     let recipe = Recipe::base(BaseRecipe::Native).with(&["down=q4_k".into(), "mixing=f16".into()]).unwrap();
     let options = Options { recipe, importance: None, output: &path, force: false, alignment: 32 };
     quantize(&input, &options, &mut go_on).unwrap();

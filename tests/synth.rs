@@ -140,7 +140,7 @@ fn streamed_equals_resident_on_a_synthetic_file() {
 /// Beside a file of the same architecture that another program's converter wrote.
 #[test]
 fn other_readers_of_v4_files_find_what_they_ask_for() {
-    let made = GgufFile::open(&synth("other-readers.gguf", &["--arch", "deepseek4"])).unwrap();
+    let made = GgufFile::open(synth("other-readers.gguf", &["--arch", "deepseek4"])).unwrap();
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/deepseek_v4/c/model-mixed.gguf");
     let golden = GgufFile::open(&golden).unwrap();
     let (had, has) = (golden.metadata(), made.metadata());
