@@ -174,7 +174,11 @@ fn a_failed_step_leaves_no_trace() {
 
     // Two chunks, of which the second fails: the first stays.
     setup.runner.reset();
-    setup.experts.fail_after.store(7, Ordering::Relaxed);
+    let before = setup.experts.requests.load(Ordering::Relaxed);
+    setup.runner.forward(&tokens[..32], Want::None, &mut |_, _| (), None).unwrap();
+    let of_the_first = setup.experts.requests.load(Ordering::Relaxed) - before;
+    setup.runner.reset();
+    setup.experts.fail_after.store(of_the_first as i64 + 2, Ordering::Relaxed);
     setup.runner.forward(&tokens[..50], Want::None, &mut |_, _| (), None).unwrap_err();
     assert_eq!(setup.runner.len(), 32);
     setup.experts.fail_after.store(-1, Ordering::Relaxed);
