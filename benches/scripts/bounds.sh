@@ -13,7 +13,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/conditions.sh"
 dir=${1:?usage: bounds.sh DIR [OUT.csv]}
 out=${2:-$dir/bounds.csv}
 gguf=${GGUF:-$root/target/release/ds4-gguf}
-slow_mb=${SLOW_MB:-150}
+slow_mb=${SLOW_MB:-75}
 need_program "$bench"
 need_program "$gguf"
 wide=$dir/bounds-2x256.gguf one=$dir/bounds-1x256.gguf deep=$dir/bounds-40x8.gguf
