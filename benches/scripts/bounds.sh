@@ -67,9 +67,9 @@ for rows in 512 2048 8192; do
 done
 measure append-16 "16 rows appended to 4,096" -m "$wide" --ssd-streaming --ssd-streaming-cold --direct on --probe force \
   --ssd-streaming-cache-experts 128 --ctx-start 4096 --ctx-max 4096 --append 16
-group=$(slow_group)
-if [ -n "$group" ]; then
-  trap 'rmdir "$group"' EXIT
+group=$(slow_group) slow=$group
+if [ -n "$slow" ]; then
+  trap 'rmdir "$slow"' EXIT
   for sweep in 2048 8192; do
     measure "slow-$sweep" "8,192 rows in sweeps of $sweep, slow drive" -m "$one" "${streamed[@]}" --ssd-streaming-cache-experts 64 \
       --ctx-start 8192 --ctx-max 8192 --sweep-rows $sweep
@@ -81,4 +81,4 @@ group=
 measure suffix "16,384 rows, 40 small layers" -m "$deep" --ctx-start 16384 --ctx-max 16384 --sweep-rows 16384
 measure no-suffix "the same, every row in every layer" -m "$deep" --ctx-start 16384 --ctx-max 16384 --sweep-rows 16384 --no-decoder-suffix
 
-printf '%s\n' "${titles[@]}" | python3 "$root/benches/scripts/bounds_table.py" "$dir" "$out"
+printf '%s\n' "${titles[@]}" | python3 "$root/benches/scripts/bounds_table.py" "$dir" "$out" "$slow_mb"

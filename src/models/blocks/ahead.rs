@@ -49,11 +49,11 @@ impl<'a, B: Backend> Ahead<'a, B> {
     }
 
     /// Before anybody has chosen: asks for the experts that lie first in the file, as far as the layer in front, which has asked for all
-    /// of its own, leaves room beside its `held`. Takes half of what may be held at most.
+    /// of its own, leaves room beside its `held`. No expert in front of them can be missed, since they are the first.
     pub fn ask_unseen(&mut self, held: usize) -> Result<(), SupplyError> {
         let count = self.group_len();
         loop {
-            let room = (self.most / 2).min(self.most.saturating_sub(held)).saturating_sub(self.held_experts);
+            let room = self.most.saturating_sub(held).saturating_sub(self.held_experts);
             let unasked = (0..self.is_asked.len()).filter(|id| !self.is_asked[*id]);
             let ids: Vec<ExpertIdx> = unasked.take(count).map(|id| ExpertIdx(id as u16)).collect();
             // Whole groups only: few large requests keep the drive busier than many small ones.
