@@ -47,7 +47,8 @@ slow_group() {
   # Limits are those of whole drives.
   [ ! -e "/sys/dev/block/$device/partition" ] || device=$(cat "/sys/dev/block/$device/../dev")
   for parent in /sys/fs/cgroup/blkio /sys/fs/cgroup; do
-    mkdir "$parent/ds4-bounds" 2>/dev/null || continue
+    # One that a run before this left behind will do.
+    [ -d "$parent/ds4-bounds" ] || mkdir "$parent/ds4-bounds" 2>/dev/null || continue
     if [ -e "$parent/ds4-bounds/blkio.throttle.read_bps_device" ]; then
       echo "$device $((slow_mb * 1000000))" >"$parent/ds4-bounds/blkio.throttle.read_bps_device" 2>/dev/null && echo "$parent/ds4-bounds" && return 0
     elif [ -e "$parent/ds4-bounds/io.max" ]; then
