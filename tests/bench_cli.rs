@@ -513,3 +513,21 @@ fn help_and_version() {
     }
     assert!(!help.contains("--ctx <"), "{help}");
 }
+
+#[test]
+fn a_csv_never_replaces_a_model_or_its_text() {
+    let folder = scratch("bench-clash");
+    let (model, words) = (folder.join("m.gguf"), folder.join("t.txt"));
+    std::fs::copy(b(), &model).unwrap();
+    std::fs::copy(text(), &words).unwrap();
+    let before = std::fs::read(&model).unwrap();
+    let run = |of: &Path, csv: &Path| {
+        let sweep = ["--ctx-start", "8", "--ctx-max", "8", "--gen-tokens", "1"];
+        finish(command().arg("-m").arg(of).arg("--prompt-file").arg(&words).args(sweep).arg("--csv").arg(csv))
+    };
+    refused(&run(&model, &model), 2, &["--csv", "m.gguf"]);
+    refused(&run(b(), &model), 1, &["--csv", "m.gguf", "model file"]);
+    refused(&run(b(), &words), 2, &["--csv", "--prompt-file"]);
+    assert_eq!(std::fs::read(&model).unwrap(), before);
+    assert_eq!(std::fs::read(&words).unwrap(), std::fs::read(text()).unwrap());
+}

@@ -32,6 +32,7 @@ use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use args::Cli;
+use outputs::Named;
 use span_file::SpanFile;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::Layer;
@@ -113,7 +114,7 @@ fn listened(cli: &Cli) -> Result<(), CliError> {
 
 /// Refuses outputs of `ds4` that would replace what it reads, or each other.
 fn keep_files_apart(cli: &Cli) -> Result<(), CliError> {
-    let (seen, streaming, session) = (&cli.diagnosis, &cli.streaming, &cli.session);
+    let (streaming, seen) = (&cli.streaming, &cli.diagnosis);
     let checksums = streaming.checksums.clone().or_else(|| cli.model.model.as_deref().map(sidecar_path));
     let inputs = [
         ("-m", cli.model.model.as_deref()),
@@ -122,17 +123,22 @@ fn keep_files_apart(cli: &Cli) -> Result<(), CliError> {
         ("--tokens-file", cli.prompt.tokens_file.as_deref()),
         ("--perplexity-file", seen.perplexity_file.as_deref()),
         ("--hotlist", streaming.hotlist.as_deref()),
-        ("--load-session", session.load_session.as_deref()),
+        ("--load-session", cli.session.load_session.as_deref()),
     ];
-    let outputs = [
+    outputs::keep_apart(&inputs, &written(cli))
+}
+
+/// Files that `ds4` is to write.
+fn written(cli: &Cli) -> [Named<'_>; 8] {
+    let seen = &cli.diagnosis;
+    [
         ("--stats-json", seen.stats_json.as_deref()),
         ("--dump-logits", seen.dump_logits.as_deref()),
         ("--dump-logprobs", seen.dump_logprobs.as_deref()),
         ("--trace-routes", seen.trace_routes.as_deref()),
         ("--trace-file", seen.trace_file.as_deref()),
         ("--snapshot-file", seen.snapshot_file.as_deref()),
-        ("--save-hotlist", streaming.save_hotlist.as_deref()),
-        ("--save-session", session.save_session.as_deref()),
-    ];
-    outputs::keep_apart(&inputs, &outputs)
+        ("--save-hotlist", cli.streaming.save_hotlist.as_deref()),
+        ("--save-session", cli.session.save_session.as_deref()),
+    ]
 }

@@ -115,8 +115,7 @@ pub fn run(
         return Err(error);
     }
     // A person has seen the errors; a script sees the code.
-    let is_script = !std::io::stdin().is_terminal();
-    match (interrupt.is_terminated(), has_failed && is_script) {
+    match (interrupt.is_terminated(), has_failed && piped.is_some()) {
         (true, _) => Err(CliError::failed("interrupted")),
         (false, true) => Err(CliError::failed("a line of the input failed; its error is above")),
         (false, false) => Ok(()),

@@ -15,7 +15,7 @@ use crate::cli::snapshot_file::SnapshotFile;
 use crate::cli::trace_file::TraceFile;
 use crate::cli::watch::RunWatcher;
 use crate::cli::whole_file::WholeFile;
-use crate::cli::{CliError, doctor, output, repl, report, tasks};
+use crate::cli::{CliError, doctor, output, repl, report, tasks, written};
 use crate::engine::Engine;
 use crate::engine::stats::{RunStats, Timings};
 use crate::models::Want;
@@ -114,15 +114,7 @@ fn check_outputs(cli: &Cli, has_prompt: bool) -> Result<(), CliError> {
     if let Some((flag, _)) = of_one_answer.iter().find(|(_, is_given)| *is_given && !has_prompt) {
         return Err(CliError::usage(format!("{flag} needs a prompt: add -p, --prompt-file or --tokens-file")));
     }
-    let written = [
-        ("--stats-json", &args.stats_json),
-        ("--dump-logprobs", &args.dump_logprobs),
-        ("--trace-routes", &args.trace_routes),
-        ("--snapshot-file", &args.snapshot_file),
-        ("--save-hotlist", &cli.streaming.save_hotlist),
-        ("--save-session", &cli.session.save_session),
-    ];
-    for (flag, path) in written {
+    for (flag, path) in written(cli) {
         if let Some(path) = path {
             // Dropped at once: it only shows that the file could be made.
             WholeFile::create(path)

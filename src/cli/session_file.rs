@@ -12,7 +12,7 @@ use crate::cli::whole_file::WholeFile;
 use crate::engine::Engine;
 use crate::session::checkpoint::{self, Checkpoint, CheckpointError, ModelMark};
 use crate::session::sampler::Sampler;
-use crate::session::timeline::Timeline;
+use crate::session::timeline::{Timeline, shared};
 use crate::text::chat::{Message, Role};
 use crate::units::{Bytes, TokenId};
 
@@ -117,7 +117,7 @@ pub fn restore(
 /// `Failed` when not even the first token agrees.
 pub fn check_tokens(timeline: &Timeline, tokens: &[TokenId]) -> Result<(), CliError> {
     let held = timeline.tokens();
-    let agree = held.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+    let agree = shared(held, tokens);
     if agree == 0 && !held.is_empty() {
         return Err(CliError::failed("--tokens-file does not begin as the session does; leave --load-session out"));
     }

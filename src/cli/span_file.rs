@@ -23,7 +23,8 @@ const ROWS: [Row; 4] = [Row::Passes, Row::Layers, Row::Waits, Row::Reads];
 const LANES_MAX: usize = 1000;
 
 struct Writing {
-    out: BufWriter<WholeFile>,
+    /// `None` once the file is complete.
+    out: Option<BufWriter<WholeFile>>,
     is_first: bool,
     /// By row: when the last stretch of each lane ended, in microseconds.
     lanes: [Vec<f64>; ROWS.len()],
@@ -32,9 +33,9 @@ struct Writing {
 
 impl Writing {
     fn put(&mut self, value: &Value) {
-        if self.failure.is_none() {
+        if let (Some(out), None) = (&mut self.out, &self.failure) {
             let between = if std::mem::take(&mut self.is_first) { "" } else { ",\n" };
-            self.failure = write!(self.out, "{between}{value}").err();
+            self.failure = write!(out, "{between}{value}").err();
         }
     }
 
@@ -73,7 +74,7 @@ impl SpanFile {
         let mut out = BufWriter::new(WholeFile::create(path).map_err(|e| cannot(path, &e))?);
         spans::start_clock();
         out.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n").map_err(|e| cannot(path, &e))?;
-        let writing = Writing { out, is_first: true, lanes: Default::default(), failure: None };
+        let writing = Writing { out: Some(out), is_first: true, lanes: Default::default(), failure: None };
         let file = Self(Arc::new(Mutex::new(writing)));
         file.0.lock().put(&json!({"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "ds4"}}));
         Ok(file)
@@ -88,9 +89,7 @@ impl SpanFile {
         if let Some(error) = writing.failure.take() {
             return Err(cannot(path, &error));
         }
-        writing.failure = Some(io::Error::other("the file is complete"));
-        let nothing = WholeFile::create(Path::new("/dev/null")).map_err(|e| cannot(path, &e))?;
-        let mut out = std::mem::replace(&mut writing.out, BufWriter::new(nothing));
+        let Some(mut out) = writing.out.take() else { return Ok(()) };
         out.write_all(b"\n]}\n").map_err(|e| cannot(path, &e))?;
         let file = out.into_inner().map_err(|e| cannot(path, e.error()))?;
         file.finish().map_err(|e| cannot(path, &e))

@@ -28,6 +28,11 @@ pub fn is_model(path: &Path) -> bool {
     File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic == *b"GGUF"
 }
 
+/// Why a file of that kind is not written to.
+pub fn replaces_model() -> io::Error {
+    io::Error::other("it is a model file, which nothing of this kind replaces")
+}
+
 impl WholeFile {
     /// Starts a file that will be called `path`.
     ///
@@ -37,7 +42,7 @@ impl WholeFile {
         let target = match fs::metadata(path) {
             Ok(found) if found.is_dir() => return Err(ErrorKind::IsADirectory.into()),
             Ok(found) if found.is_file() && is_model(path) => {
-                return Err(io::Error::other("it is a model file, which nothing of this kind replaces"));
+                return Err(replaces_model());
             }
             // A link stays; what it names is replaced.
             Ok(found) if found.is_file() => Target::Name(fs::canonicalize(path)?),

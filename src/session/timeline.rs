@@ -356,7 +356,8 @@ impl Timeline {
 }
 
 /// Length of the common beginning.
-fn shared(a: &[TokenId], b: &[TokenId]) -> usize {
+/// How many tokens two sequences have in common from their beginning.
+pub fn shared(a: &[TokenId], b: &[TokenId]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 

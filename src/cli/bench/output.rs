@@ -11,6 +11,7 @@ use serde_json::json;
 
 use crate::cli::bench::args::Format;
 use crate::cli::bench::row::{Mode, Row};
+use crate::cli::whole_file::{is_model, replaces_model};
 use crate::cli::{CliError, output};
 use crate::units::Bytes;
 
@@ -46,7 +47,11 @@ impl Rows {
     /// # Errors
     /// When the CSV file cannot be written.
     pub fn open(csv: Option<&Path>, format: Option<Format>) -> Result<Self, CliError> {
-        let file = csv.map(|path| match File::create(path) {
+        let create = |path: &Path| match is_model(path) {
+            true => Err(replaces_model()),
+            false => File::create(path),
+        };
+        let file = csv.map(|path| match create(path) {
             Ok(file) => Ok((file, path.to_owned(), CsvRows::default())),
             Err(e) => Err(CliError::failed(format!("--csv: cannot write {}: {e}", path.display()))),
         });
