@@ -120,7 +120,7 @@ impl Config {
     /// Sizes that have to fit each other.
     fn check(&self, keys: &Keys<'_>) -> Result<(), ConfigError> {
         let has_indexer = self.layers.iter().any(LayerPlan::has_indexer);
-        let rules: [(bool, &str, usize, &str); 8] = [
+        keys.expect(&[
             (self.rotary.is_multiple_of(2), "rope.dimension_count", self.rotary, "rotation works on pairs"),
             (self.rotary < self.head_dim, "rope.dimension_count", self.rotary, "must be below attention.key_length"),
             (
@@ -149,13 +149,7 @@ impl Config {
             ),
             (self.rms_eps >= 0.0, "attention.layer_norm_rms_epsilon", 0, "must not be negative"),
             (self.window > 1, "attention.sliding_window", self.window, "a window of one token sees nothing"),
-        ];
-        for (holds, name, value, reason) in rules {
-            if !holds {
-                return Err(ConfigError::unusable(&keys.key(name), value, reason));
-            }
-        }
-        Ok(())
+        ])
     }
 
     /// Compressed rows that a layer of `ratio` may hold at a context of `ctx` tokens.

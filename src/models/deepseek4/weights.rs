@@ -2,12 +2,13 @@
 //! Never touches routed experts beyond their shapes. Surprising fact: the output head's mix is a set of collapse weights only; it is padded
 //! to a whole mix, so that the same op computes it.
 
+use std::ops::Deref;
+
 use super::config::{Config, LayerPlan};
 use super::token_experts::TokenExperts;
 use crate::backend::Backend;
 use crate::models::blocks::hyper_connections::HcWeights;
-use crate::models::blocks::layer_tensors::{AttentionWeights, LayerLoader, SpecList, rope_tables};
-use crate::models::blocks::moe::MoeWeights;
+use crate::models::blocks::layer_tensors::{Halves, LayerLoader, SpecList, Trunk};
 use crate::models::weights::{Loader, TensorSpec, TypeClass, WeightSource, WeightsError, check};
 
 /// Tensors of one kind of compressed rows.
@@ -28,29 +29,37 @@ pub struct IndexerWeights<B: Backend> {
 
 /// Resident tensors of one layer.
 pub struct LayerWeights<B: Backend> {
-    pub hc_attention: HcWeights<B>,
-    pub hc_ffn: HcWeights<B>,
-    pub attention: AttentionWeights<B>,
+    halves: Halves<B>,
     pub compressor: Option<CompressorWeights<B>>,
     pub indexer: Option<IndexerWeights<B>>,
-    pub moe: MoeWeights<B>,
     /// Experts by token, instead of a choice by the router.
     pub token_experts: Option<TokenExperts>,
 }
 
+impl<B: Backend> Deref for LayerWeights<B> {
+    type Target = Halves<B>;
+
+    fn deref(&self) -> &Halves<B> {
+        &self.halves
+    }
+}
+
 /// All resident tensors, and tables derived from the configuration.
 pub struct Weights<B: Backend> {
-    pub embedding: B::Mat,
+    trunk: Trunk<B, LayerWeights<B>>,
     pub head_hc: HcWeights<B>,
-    pub output_norm: B::Buf,
-    pub output: B::Mat,
-    pub layers: Vec<LayerWeights<B>>,
-    /// Angles per position: window-only layers, then layers with compressed rows.
-    pub rope_freqs: [B::Buf; 2],
     /// `[head_dim]` ones: query heads are normalised without a weight.
     pub ones: B::Buf,
     /// `[index_dim, index_dim]`: the orthogonal Hadamard transform (spec 3.6).
     pub hadamard: B::Mat,
+}
+
+impl<B: Backend> Deref for Weights<B> {
+    type Target = Trunk<B, LayerWeights<B>>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.trunk
+    }
 }
 
 /// Every tensor that a file of this configuration has, in the order of spec 2.
@@ -107,14 +116,10 @@ impl<B: Backend> Weights<B> {
         };
         let dim = config.index_dim;
         Ok(Self {
-            embedding: loader.matrix("token_embd.weight")?,
+            trunk: Trunk::load(config, &loader, config.layers.len(), |layer| {
+                LayerWeights::load(config, layer, &loader)
+            })?,
             head_hc: head_hc(config, &loader)?,
-            output_norm: loader.vector("output_norm.weight")?,
-            output: loader.matrix("output.weight")?,
-            layers: (0..config.layers.len())
-                .map(|layer| LayerWeights::load(config, layer, &loader))
-                .collect::<Result<_, _>>()?,
-            rope_freqs: rope_tables(config, &loader)?,
             ones: loader.put("ones", &vec![1.0; config.head_dim]).map_err(derived("ones"))?,
             hadamard: loader.put_matrix(dim, dim, &hadamard(dim)).map_err(derived("Hadamard matrix"))?,
         })
@@ -169,13 +174,10 @@ impl<B: Backend> LayerWeights<B> {
             TokenExperts::new(&name, loader.table(&name)?.as_slice(), config.experts_per_token, config.experts)
         };
         Ok(Self {
-            hc_attention: tensors.hyper_connection("attn")?,
-            hc_ffn: tensors.hyper_connection("ffn")?,
-            attention: tensors.attention()?,
+            // A bias of the router beside a table is unused (spec 3.9).
+            halves: tensors.halves(!plan.is_hashed)?,
             compressor: (plan.ratio > 0).then(|| compressor("attn")).transpose()?,
             indexer: plan.has_indexer().then(indexer).transpose()?,
-            // A bias beside a table is unused (spec 3.9).
-            moe: tensors.experts(!plan.is_hashed)?,
             token_experts: plan.is_hashed.then(token_experts).transpose()?,
         })
     }

@@ -133,7 +133,7 @@ impl Config {
 
     /// Sizes that have to fit each other.
     fn check(&self, keys: &Keys<'_>) -> Result<(), ConfigError> {
-        let rules: [(bool, &str, usize, &str); 10] = [
+        keys.expect(&[
             (self.head_dim.is_multiple_of(32), "head_dim", self.head_dim, "cache rows are blocks of 32 values"),
             (self.index_dim.is_multiple_of(32), "index_head_dim", self.index_dim, "index rows are blocks of 32 values"),
             (self.rotary.is_multiple_of(2), "qk_rope_head_dim", self.rotary, "rotation works on pairs"),
@@ -154,13 +154,7 @@ impl Config {
                 self.candidate_blocks_max,
                 "candidate blocks hold fewer rows than index_topk selects",
             ),
-        ];
-        for (holds, name, value, reason) in rules {
-            if !holds {
-                return Err(ConfigError::unusable(&keys.key(name), value, reason));
-            }
-        }
-        Ok(())
+        ])
     }
 
     /// Which layers make compressed rows.

@@ -12,7 +12,7 @@ use super::pass::{Ctx, Pass};
 use super::row_feed::RowFeed;
 use super::snapshot;
 use super::sweep::SweepRows;
-use super::weights::{Weights, tensor_specs};
+use super::weights::{self, Weights, tensor_specs};
 use super::workspace::{Sizes, Workspace};
 use crate::backend::Backend;
 use crate::models::blocks::grouping::Grouping;
@@ -84,7 +84,7 @@ impl<B: Backend> DeepSeek41<B> {
     /// Reads the metadata and loads the resident weights.
     pub fn load(view: &dyn MetadataView, backend: Arc<B>, source: &dyn WeightSource) -> Result<Self, ModelError> {
         let config = Config::from_metadata(view)?;
-        let weights = Weights::load(&config, &*backend, source)?;
+        let weights = weights::load(&config, &*backend, source)?;
         Ok(Self { config, backend, weights, counters: PassCounters::default() })
     }
 }
