@@ -78,23 +78,25 @@ pub struct Halves<B: Backend> {
     pub moe: MoeWeights<B>,
 }
 
-/// Tensors that every model has around its layers of `L`, and what all layers share.
-pub struct Trunk<B: Backend, L> {
+/// Tensors that every model has around its layers of `L`, what all layers share, and whatever `more` an architecture has.
+pub struct Trunk<B: Backend, L, M> {
     pub embedding: B::Mat,
     pub output_norm: B::Buf,
     pub output: B::Mat,
     pub layers: Vec<L>,
     /// Angles per position: layers with a window only, then layers with compressed rows.
     pub rope_freqs: [B::Buf; 2],
+    pub more: M,
 }
 
-impl<B: Backend, L> Trunk<B, L> {
+impl<B: Backend, L, M> Trunk<B, L, M> {
     /// Loads them; `layer` loads one of `layers`.
     pub fn load(
         b: &Backbone,
         loader: &Loader<'_, B>,
         layers: usize,
         layer: impl Fn(usize) -> Result<L, WeightsError>,
+        more: M,
     ) -> Result<Self, WeightsError> {
         Ok(Self {
             embedding: loader.matrix("token_embd.weight")?,
@@ -102,6 +104,7 @@ impl<B: Backend, L> Trunk<B, L> {
             output: loader.matrix("output.weight")?,
             layers: (0..layers).map(layer).collect::<Result<_, _>>()?,
             rope_freqs: rope_tables(b, loader)?,
+            more,
         })
     }
 }

@@ -5,7 +5,6 @@
 use std::ops::Deref;
 
 use crate::models::blocks::backbone::Backbone;
-use crate::models::blocks::moe::MoeRules;
 use crate::models::blocks::rotary::Yarn;
 use crate::models::metadata::{ConfigError, Keys, MetaValue, MetadataView};
 
@@ -175,17 +174,6 @@ impl Config {
     pub fn scored_max(&self, ctx: usize) -> usize {
         let has_indexer = self.layers.iter().any(LayerPlan::has_indexer);
         if has_indexer { Self::compressed_rows(RATIO_CHOSEN, ctx) } else { 0 }
-    }
-
-    /// Which layers make compressed rows.
-    pub fn makes_rows(&self) -> Vec<bool> {
-        self.layers.iter().map(|plan| plan.ratio > 0).collect()
-    }
-
-    /// Constants of the expert half of `layer`.
-    pub fn moe_rules(&self, layer: usize) -> MoeRules {
-        let LayerPlan { limit, shared_limit, .. } = self.layers[layer];
-        MoeRules { scale: self.routed_scale, normalise: self.normalise_top_k, limit, shared_limit }
     }
 }
 

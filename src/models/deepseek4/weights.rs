@@ -45,21 +45,16 @@ impl<B: Backend> Deref for LayerWeights<B> {
 }
 
 /// All resident tensors, and tables derived from the configuration.
-pub struct Weights<B: Backend> {
-    trunk: Trunk<B, LayerWeights<B>>,
+pub type Weights<B> = Trunk<B, LayerWeights<B>, More<B>>;
+
+/// What there is besides the layers and the trunk of every model.
+pub struct More<B: Backend> {
+    /// The mix of the output head.
     pub head_hc: HcWeights<B>,
     /// `[head_dim]` ones: query heads are normalised without a weight.
     pub ones: B::Buf,
     /// `[index_dim, index_dim]`: the orthogonal Hadamard transform (spec 3.6).
     pub hadamard: B::Mat,
-}
-
-impl<B: Backend> Deref for Weights<B> {
-    type Target = Trunk<B, LayerWeights<B>>;
-
-    fn deref(&self) -> &Self::Target {
-        &self.trunk
-    }
 }
 
 /// Every tensor that a file of this configuration has, in the order of spec 2.
@@ -105,25 +100,21 @@ fn compressors(specs: &mut SpecList, c: &Config, (layer, plan): (usize, &LayerPl
     }
 }
 
-impl<B: Backend> Weights<B> {
-    /// Checks all tensors of the file, then loads the resident ones.
-    pub fn load(config: &Config, backend: &B, source: &dyn WeightSource) -> Result<Self, WeightsError> {
-        check(&tensor_specs(config), source)?;
-        let loader = Loader::new(backend, source);
-        let derived = |what: &str| {
-            let name = format!("({what})");
-            move |source| WeightsError::Backend { name, source }
-        };
-        let dim = config.index_dim;
-        Ok(Self {
-            trunk: Trunk::load(config, &loader, config.layers.len(), |layer| {
-                LayerWeights::load(config, layer, &loader)
-            })?,
-            head_hc: head_hc(config, &loader)?,
-            ones: loader.put("ones", &vec![1.0; config.head_dim]).map_err(derived("ones"))?,
-            hadamard: loader.put_matrix(dim, dim, &hadamard(dim)).map_err(derived("Hadamard matrix"))?,
-        })
-    }
+/// Checks all tensors of the file, then loads the resident ones.
+pub fn load<B: Backend>(config: &Config, backend: &B, source: &dyn WeightSource) -> Result<Weights<B>, WeightsError> {
+    check(&tensor_specs(config), source)?;
+    let loader = Loader::new(backend, source);
+    let derived = |what: &str| {
+        let name = format!("({what})");
+        move |source| WeightsError::Backend { name, source }
+    };
+    let dim = config.index_dim;
+    let more = More {
+        head_hc: head_hc(config, &loader)?,
+        ones: loader.put("ones", &vec![1.0; config.head_dim]).map_err(derived("ones"))?,
+        hadamard: loader.put_matrix(dim, dim, &hadamard(dim)).map_err(derived("Hadamard matrix"))?,
+    };
+    Trunk::load(config, &loader, config.layers.len(), |layer| LayerWeights::load(config, layer, &loader), more)
 }
 
 /// The mix of the output head (spec 3.13) as a mix of which only the collapse weights mean something.

@@ -6,7 +6,6 @@ use std::ops::Deref;
 
 use super::schedule::{self, LayerPlan};
 use crate::models::blocks::backbone::Backbone;
-use crate::models::blocks::moe::MoeRules;
 use crate::models::blocks::rotary::Yarn;
 use crate::models::metadata::{ConfigError, Keys, MetadataView};
 
@@ -157,11 +156,6 @@ impl Config {
         ])
     }
 
-    /// Which layers make compressed rows.
-    pub fn makes_rows(&self) -> Vec<bool> {
-        self.layers.iter().map(|plan| plan.makes_rows).collect()
-    }
-
     /// Compressed rows that `owner` may hold at a context of `ctx` tokens (spec 5.1).
     pub fn owner_rows(&self, owner: usize, ctx: usize) -> usize {
         ctx / self.layers[self.owners[owner]].ratio + 1
@@ -175,12 +169,6 @@ impl Config {
     /// Most compressed rows that any layer sees at a context of `ctx` tokens.
     pub fn compressed_rows_max(&self, ctx: usize) -> usize {
         (0..self.owners.len()).map(|o| self.owner_rows(o, ctx)).max().unwrap_or(0)
-    }
-
-    /// Constants of the expert half (spec 3.9).
-    pub fn moe_rules(&self) -> MoeRules {
-        let limit = self.swiglu_limit;
-        MoeRules { scale: self.routed_scale, normalise: self.normalise_top_k, limit, shared_limit: limit }
     }
 }
 

@@ -49,7 +49,7 @@ impl<B: Backend> Deref for LayerWeights<B> {
 }
 
 /// All resident tensors, and tables derived from the configuration.
-pub type Weights<B> = Trunk<B, LayerWeights<B>>;
+pub type Weights<B> = Trunk<B, LayerWeights<B>, ()>;
 
 /// Every tensor that a file of this configuration has, in the order of spec 2.
 pub fn tensor_specs(config: &Config) -> Vec<TensorSpec> {
@@ -101,7 +101,7 @@ fn some_layers(specs: &mut SpecList, c: &Config, layer: usize) {
 pub fn load<B: Backend>(config: &Config, backend: &B, source: &dyn WeightSource) -> Result<Weights<B>, WeightsError> {
     check(&tensor_specs(config), source)?;
     let loader = Loader::new(backend, source);
-    Trunk::load(config, &loader, config.layers.len(), |layer| LayerWeights::load(config, layer, &loader))
+    Trunk::load(config, &loader, config.layers.len(), |layer| LayerWeights::load(config, layer, &loader), ())
 }
 
 impl<B: Backend> LayerWeights<B> {
