@@ -32,8 +32,19 @@ impl Chosen {
             Self::Cuda(device) => {
                 let p = device.properties();
                 let (major, minor) = p.capability;
-                Some(format!("{}, compute capability {major}.{minor}, kernels {}", p.name, device.kernels_from()))
+                let shared = if p.is_integrated { ", in the host's memory" } else { "" };
+                let kernels = device.kernels_from();
+                Some(format!("{}, compute capability {major}.{minor}{shared}, kernels {kernels}", p.name))
             }
+        }
+    }
+
+    /// Whether there is a GPU without memory of its own.
+    pub fn shares_memory(&self) -> bool {
+        match self {
+            Self::Cpu { .. } => false,
+            #[cfg(feature = "cuda")]
+            Self::Cuda(device) => device.properties().is_integrated,
         }
     }
 

@@ -10,6 +10,7 @@ use crate::engine::EngineError;
 use crate::engine::device::{On, ReadGpu};
 use crate::engine::gpu_experts::{GpuExperts, slot_bytes};
 use crate::engine::metadata::FileMetadata;
+use crate::engine::one_memory;
 use crate::engine::options::EngineOptions;
 use crate::engine::prepare::Prepared;
 use crate::engine::routes::Routes;
@@ -102,13 +103,20 @@ fn slots(
 ) -> Result<usize, EngineError> {
     let (free, _) = backend.device().memory()?;
     let room = free.saturating_sub(work_bytes(prepared) + MARGIN);
-    let fit = room / slot_bytes.max(1);
+    let (room, automatic) = match backend.device().properties().is_integrated {
+        true => one_memory::room(room, &prepared.plan, MARGIN),
+        false => (room, room),
+    };
+    let slot_bytes = slot_bytes.max(1);
+    let room_for = |bytes: u64| bytes / slot_bytes;
+    let fit = room_for(room);
     let (_, _, top_k) = prepared.config.expert_shape();
     let experts: u64 = prepared.layout.experts.iter().map(|l| u64::from(l.experts)).sum();
     let wanted = match options.gpu_budget {
-        None => fit.min(experts),
+        // A token's experts come before comfort.
+        None => room_for(automatic).max(fit.min(top_k as u64)).min(experts),
         Some(Budget::Slots(slots)) => slots,
-        Some(Budget::Bytes(bytes)) => bytes.0 / slot_bytes.max(1),
+        Some(Budget::Bytes(bytes)) => room_for(bytes.0),
     };
     if wanted < top_k as u64 || wanted > fit {
         return Err(EngineError::GpuCache {

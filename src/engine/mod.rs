@@ -16,6 +16,7 @@ pub mod known;
 pub mod lookahead;
 pub mod metadata;
 pub mod observe;
+mod one_memory;
 pub mod options;
 pub mod passes;
 pub mod prepare;

@@ -17,6 +17,7 @@ use crate::engine::device::{self, Chosen};
 use crate::engine::host_plan;
 use crate::engine::lookahead::memory_bytes;
 use crate::engine::metadata::{FileMetadata, vocabulary};
+use crate::engine::one_memory;
 use crate::engine::options::{
     CHUNK_DEFAULT, CTX_DEFAULT_MAX, EngineOptions, LookaheadMode, PRELOAD_AUTO_MAX, Preload, SWEEP_ROWS_MAX,
     SWEEP_SHARE,
@@ -106,6 +107,8 @@ impl Prepared {
 #[derive(Clone, Copy)]
 struct Device {
     is_gpu: bool,
+    /// Whether the GPU's memory is the host's.
+    shares_memory: bool,
     /// Host memory that products pass through.
     scratch: u64,
 }
@@ -113,7 +116,8 @@ struct Device {
 impl Device {
     fn of(chosen: &Chosen, (arithmetic, threads): (Arithmetic, usize), products: &[ProductShape]) -> Self {
         let is_gpu = chosen.gpu().is_some();
-        Self { is_gpu, scratch: if is_gpu { 0 } else { matmul::scratch_bytes(arithmetic, threads, products) } }
+        let scratch = if is_gpu { 0 } else { matmul::scratch_bytes(arithmetic, threads, products) };
+        Self { is_gpu, shares_memory: chosen.shares_memory(), scratch }
     }
 }
 
@@ -142,7 +146,8 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
         Some(reader) => Arc::clone(reader),
         None => open_reader(&options.model, &tuning)?,
     })?;
-    if let Some(reason) = cached_reads(options, &layout, &wired) {
+    // What a plan leaves is the GPU's, if both have one memory.
+    if let Some(reason) = cached_reads(options, &layout, &wired).filter(|_| !device.shares_memory) {
         let tuning = ReaderOptions { direct: DirectChoice::Off, ..tuning };
         wired = wire(open_reader(&options.model, &tuning)?)?;
         notices.push(reason);
@@ -394,7 +399,9 @@ fn make_plan(
         preload: None,
         locked: Bytes(0),
     };
-    if device.is_gpu {
+    if device.shares_memory {
+        request = one_memory::landing(facts, request);
+    } else if device.is_gpu {
         request = host_plan::without_weights(facts, request);
     }
     if options.is_streaming {
@@ -405,6 +412,11 @@ fn make_plan(
         };
     }
     let mut plan = plan::plan(facts, &request)?;
+    if device.shares_memory && options.is_streaming {
+        let slots = plan.cache_slots;
+        plan.notes
+            .push(format!("experts are read into {slots} host slots and kept in GPU slots in the memory that is left"));
+    }
     if request.resident < layout.resident_bytes {
         let passing = layout.resident_bytes;
         plan.notes.push(format!("{passing} of weights move to the GPU before the cache is filled"));

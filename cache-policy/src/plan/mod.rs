@@ -168,6 +168,12 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Memory that an automatic budget leaves free, and what any budget does.
+    pub fn headroom(&self) -> (Bytes, Bytes) {
+        let Headroom { comfortable, least } = Headroom::of(&self.facts);
+        (Bytes(comfortable), Bytes(least))
+    }
+
     /// Everything the process will hold.
     pub fn total(&self) -> Bytes {
         let terms =
