@@ -34,7 +34,8 @@ fn main() {
     if let Some(nvcc) = &nvcc {
         compile_all(nvcc, &stems, &out);
     }
-    fs::write(out.join("kernels.rs"), table(&stems, nvcc.is_some())).expect("OUT_DIR can be written");
+    let release = nvcc.as_deref().map(release_of);
+    fs::write(out.join("kernels.rs"), table(&stems, release.as_deref())).expect("OUT_DIR can be written");
 }
 
 /// The kernel files by name, without their ending.
@@ -87,6 +88,14 @@ fn find_nvcc() -> Option<PathBuf> {
     None
 }
 
+/// The version of CUDA that `nvcc` belongs to, as "13.0".
+fn release_of(nvcc: &Path) -> String {
+    let told = Command::new(nvcc).arg("--version").output().map(|out| out.stdout).unwrap_or_default();
+    let told = String::from_utf8_lossy(&told).into_owned();
+    let number = told.split("release ").nth(1).and_then(|rest| rest.split(',').next());
+    number.unwrap_or("of unknown version").to_owned()
+}
+
 fn compile_all(nvcc: &Path, stems: &[String], out: &Path) {
     let share = stems.len().div_ceil(PARALLEL);
     thread::scope(|scope| {
@@ -113,10 +122,11 @@ fn compile(nvcc: &Path, stem: &str, out: &Path) {
 }
 
 /// The table that `backend::cuda::modules` includes.
-fn table(stems: &[String], is_compiled: bool) -> String {
-    let mut text = String::from("pub(super) static KERNEL_FILES: &[KernelFile] = &[\n");
+fn table(stems: &[String], release: Option<&str>) -> String {
+    let mut text = format!("/// The CUDA that compiled the kernels.\nconst COMPILED_BY: Option<&str> = {release:?};\n");
+    text += "pub(super) static KERNEL_FILES: &[KernelFile] = &[\n";
     for stem in stems {
-        let fatbin = match is_compiled {
+        let fatbin = match release.is_some() {
             true => format!("Some(include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{stem}.fatbin\")))"),
             false => "None".to_owned(),
         };

@@ -31,6 +31,11 @@ pub enum BackendError {
         "{backend}: {what} failed: {reason}; start again, with CUDA_LAUNCH_BLOCKING=1 to learn which kernel it was"
     )]
     Device { backend: &'static str, what: String, reason: String },
+    /// The device failed in a way that lasts as long as the process.
+    #[error(
+        "{backend}: {reason}; this process can no longer use the GPU: start ds4 again, with CUDA_LAUNCH_BLOCKING=1 to learn which kernel it was"
+    )]
+    DeviceLost { backend: &'static str, reason: String },
 }
 
 /// A part of memory that someone keeps alive: how weights reach a device without a copy where it can use host memory.

@@ -55,6 +55,9 @@ pub struct ModelArgs {
     /// Where to compute
     #[arg(long, value_enum, default_value_t = BackendChoice::Auto, value_name = "NAME")]
     pub backend: BackendChoice,
+    /// The GPU to compute on, as the driver counts them [default: 0]
+    #[arg(long, value_name = "N", value_parser = gpu_device, conflicts_with = "cpu", allow_hyphen_values = true)]
+    pub gpu_devices: Option<u16>,
     /// Experts kept in GPU memory: N slots, or NGB (GB = GiB) [default: what is free]
     #[arg(long, value_name = "N|NGB", allow_hyphen_values = true)]
     pub gpu_cache: Option<String>,
@@ -398,6 +401,13 @@ fn sweep_rows(text: &str) -> Result<SweepRows, String> {
         _ if text == "auto" => Ok(SweepRows::Auto),
         _ => Err(format!("must be a number from 1 to {SWEEP_ROWS_MAX}, or auto")),
     }
+}
+
+fn gpu_device(text: &str) -> Result<u16, String> {
+    if text.contains(',') {
+        return Err("one GPU computes a model, so a list is refused; name one device, such as 0".into());
+    }
+    text.parse().map_err(|_| "must be the number of a device, from 0".into())
 }
 
 fn at_least_zero(text: &str) -> Result<f32, String> {

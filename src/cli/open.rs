@@ -39,6 +39,9 @@ pub fn engine_options(cli: &Cli) -> Result<EngineOptions, CliError> {
         BackendChoice::Auto | BackendChoice::Cpu => DeviceChoice::Cpu,
         BackendChoice::Cuda => DeviceChoice::Cuda,
     };
+    if device == DeviceChoice::Cpu && cli.model.gpu_devices.is_some() {
+        return Err(CliError::usage("--gpu-devices names a GPU; drop it, or --backend cpu"));
+    }
     if device == DeviceChoice::Cpu && gpu_budget.is_some() {
         return Err(CliError::usage("--gpu-cache needs a GPU; drop it, or --cpu and --backend cpu"));
     }
@@ -59,6 +62,7 @@ pub fn engine_options(cli: &Cli) -> Result<EngineOptions, CliError> {
         threads: cli.model.threads.map(usize::from),
         arithmetic: if cli.model.quality { Arithmetic::Quality } else { Arithmetic::Fast },
         device,
+        gpu_device: cli.model.gpu_devices.map(usize::from),
         gpu_budget,
         simd: simd(cli.model.simd)?,
         chunk: cli.model.prefill_chunk.map(|n| n as usize),

@@ -163,6 +163,7 @@ mod tests {
     fn the_tiers_add_up() {
         let gpu = GpuStats {
             name: "card".into(),
+            device: 0,
             kernels: "compiled",
             cache_slots: 7,
             cache_bytes: 7 << 20,

@@ -32,9 +32,9 @@ impl Chosen {
             Self::Cuda(device) => {
                 let p = device.properties();
                 let (major, minor) = p.capability;
+                let (name, number, kernels) = (&p.name, p.ordinal, device.kernels_from());
                 let shared = if p.is_integrated { ", in the host's memory" } else { "" };
-                let kernels = device.kernels_from();
-                Some(format!("{}, compute capability {major}.{minor}{shared}, kernels {kernels}", p.name))
+                Some(format!("{name} (device {number}), compute capability {major}.{minor}{shared}, kernels {kernels}"))
             }
         }
     }
@@ -65,12 +65,14 @@ impl Chosen {
 pub(super) fn choose(options: &EngineOptions) -> Result<Chosen, EngineError> {
     let chosen = match options.device {
         DeviceChoice::Cpu => Chosen::Cpu { why: None },
-        DeviceChoice::Auto => match open_gpu() {
+        // A device that was named is asked for.
+        DeviceChoice::Auto if options.gpu_device.is_some() => open_gpu(options)?,
+        DeviceChoice::Auto => match open_gpu(options) {
             Ok(gpu) => gpu,
             Err(EngineError::NoGpu { reason }) => Chosen::Cpu { why: Some(format!("no GPU: {reason}")) },
             Err(other) => return Err(other),
         },
-        DeviceChoice::Cuda => open_gpu()?,
+        DeviceChoice::Cuda => open_gpu(options)?,
     };
     match (&chosen, options.gpu_budget) {
         (Chosen::Cpu { why }, Some(_)) => {
@@ -82,13 +84,14 @@ pub(super) fn choose(options: &EngineOptions) -> Result<Chosen, EngineError> {
 }
 
 #[cfg(feature = "cuda")]
-fn open_gpu() -> Result<Chosen, EngineError> {
-    let device = cuda::Device::open(0, false).map_err(|e| EngineError::NoGpu { reason: e.to_string() })?;
+fn open_gpu(options: &EngineOptions) -> Result<Chosen, EngineError> {
+    let device = cuda::Device::open(options.gpu_device.unwrap_or(0), false)
+        .map_err(|e| EngineError::NoGpu { reason: e.to_string() })?;
     Ok(Chosen::Cuda(Arc::new(device)))
 }
 
 #[cfg(not(feature = "cuda"))]
-fn open_gpu() -> Result<Chosen, EngineError> {
+fn open_gpu(_: &EngineOptions) -> Result<Chosen, EngineError> {
     Err(EngineError::NoGpu { reason: "this program was built without CUDA".to_owned() })
 }
 

@@ -136,6 +136,7 @@ fn read(backend: &CudaBackend, experts: &GpuExperts, loaded: &DeviceCounters) ->
     let (slots, bytes) = experts.size();
     GpuStats {
         name: backend.device().properties().name.clone(),
+        device: backend.device().properties().ordinal as u64,
         kernels: backend.device().kernels_from(),
         cache_slots: slots as u64,
         cache_bytes: bytes as u64,

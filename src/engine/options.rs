@@ -105,6 +105,8 @@ pub struct EngineOptions {
     pub threads: Option<usize>,
     pub arithmetic: Arithmetic,
     pub device: DeviceChoice,
+    /// The GPU to use, as the driver counts them; `None` for the first.
+    pub gpu_device: Option<usize>,
     /// Experts in GPU memory; `None` for what is free.
     pub gpu_budget: Option<Budget>,
     /// Instruction set; `None` for the best of this machine.
@@ -157,6 +159,7 @@ impl EngineOptions {
             threads: None,
             arithmetic: Arithmetic::Fast,
             device: DeviceChoice::default(),
+            gpu_device: None,
             gpu_budget: None,
             simd: None,
             chunk: None,

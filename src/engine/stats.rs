@@ -54,6 +54,8 @@ impl Timings {
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct GpuStats {
     pub name: String,
+    /// Its number as the driver counts.
+    pub device: u64,
     /// How its kernels came.
     pub kernels: &'static str,
     pub cache_slots: u64,

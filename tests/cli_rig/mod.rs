@@ -100,6 +100,7 @@ fn is_known(line: &str) -> bool {
     ];
     starts.iter().any(|s| text.starts_with(s))
         || text.contains("), backend cpu: ")
+        || text.contains("), backend cuda: ")
         || text.contains(" goes beyond the ")
 }
 

@@ -5,13 +5,14 @@
 use std::any::Any;
 use std::fmt::Write as _;
 use std::os::raw::c_void;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
 use parking_lot::Mutex;
 
+use super::faults::{self, Version};
 use super::modules::{LoadError, Modules};
 use crate::backend::BackendError;
 
@@ -23,12 +24,14 @@ const RECENT: usize = 6;
 pub enum OpenError {
     #[error("no CUDA driver is installed (libcuda.so.1 is not found)")]
     NoDriver,
-    #[error("the CUDA driver does not start: {0}")]
-    Init(String),
-    #[error("no CUDA device {wanted}: the driver shows {found}")]
+    #[error("the driver offers CUDA {found}, and this program needs {needed} or later; update the driver")]
+    DriverTooOld { found: Version, needed: Version },
+    #[error("the CUDA driver does not start: {reason}; {hint}")]
+    Init { reason: String, hint: &'static str },
+    #[error("there is no CUDA device {wanted}: the driver shows {found}, counted from 0")]
     NoDevice { wanted: usize, found: usize },
-    #[error("CUDA device {ordinal} cannot be used: {reason}")]
-    Context { ordinal: usize, reason: String },
+    #[error("CUDA device {ordinal} cannot be used: {reason}; {hint}")]
+    Context { ordinal: usize, reason: String, hint: &'static str },
     #[error(transparent)]
     Kernels(#[from] LoadError),
 }
@@ -37,6 +40,8 @@ pub enum OpenError {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Properties {
     pub name: String,
+    /// Number of the device as the driver counts, from 0.
+    pub ordinal: usize,
     /// Compute capability.
     pub capability: (u32, u32),
     pub multiprocessors: usize,
@@ -82,9 +87,11 @@ pub struct Device {
     counts: Counts,
     /// Ring of kernel names, and how many were launched since the last wait.
     recent: Mutex<([&'static str; RECENT], usize)>,
+    /// The first error after which this process cannot use the device any more.
+    lost: OnceLock<String>,
 }
 
-fn text(error: DriverError) -> String {
+pub(super) fn text(error: DriverError) -> String {
     let name = error.error_name().ok().and_then(|n| n.to_str().ok()).unwrap_or("unknown error");
     let says = error.error_string().ok().and_then(|n| n.to_str().ok()).unwrap_or("no text");
     format!("{says} ({name})")
@@ -101,19 +108,24 @@ impl Device {
         if !unsafe { sys::is_culib_present() } {
             return Err(OpenError::NoDriver);
         }
-        result::init().map_err(|e| OpenError::Init(text(e)))?;
-        let found = result::device::get_count().map_err(|e| OpenError::Init(text(e)))?.max(0) as usize;
+        if let Some(found) = Version::of_driver().filter(|found| *found < faults::DRIVER_LEAST) {
+            return Err(OpenError::DriverTooOld { found, needed: faults::DRIVER_LEAST });
+        }
+        let silent = |e: DriverError| OpenError::Init { reason: text(e), hint: faults::start_hint(e.0) };
+        result::init().map_err(silent)?;
+        let found = result::device::get_count().map_err(silent)?.max(0) as usize;
         if ordinal >= found {
             return Err(OpenError::NoDevice { wanted: ordinal, found });
         }
-        let refused = |e| OpenError::Context { ordinal, reason: text(e) };
+        let refused = |e: DriverError| OpenError::Context { ordinal, reason: text(e), hint: faults::use_hint(e.0) };
         let context = CudaContext::new(ordinal).map_err(refused)?;
         let stream = context.new_stream().map_err(refused)?;
         let uploads = context.new_stream().map_err(refused)?;
         let properties = properties(&context).map_err(refused)?;
         let modules = Modules::load(properties.capability, text_only)?;
         let recent = Mutex::new(([""; RECENT], 0));
-        Ok(Self { modules, stream, uploads, context, properties, counts: Counts::default(), recent })
+        let (counts, lost) = (Counts::default(), OnceLock::new());
+        Ok(Self { modules, stream, uploads, context, properties, counts, recent, lost })
     }
 
     /// What the device is.
@@ -149,6 +161,12 @@ impl Device {
 
     /// Makes the context that of this thread: needed before anything else on it.
     pub(super) fn bind(&self) -> Result<(), BackendError> {
+        if let Some(reason) = self.lost.get() {
+            return Err(BackendError::DeviceLost {
+                backend: "cuda",
+                reason: format!("the GPU was lost before: {reason}"),
+            });
+        }
         self.check("binding the device to a thread", self.context.bind_to_thread())
     }
 
@@ -166,6 +184,11 @@ impl Device {
                 let names = (0..known).map(|back| recent.0[(recent.1 - 1 - back) % RECENT]);
                 let names: Vec<_> = names.collect();
                 let _ = write!(reason, "; kernels under way, newest first: {}", names.join(", "));
+            }
+            if faults::is_lasting(error.0) {
+                let reason = format!("{what} failed: {reason}");
+                self.lost.get_or_init(|| reason.clone());
+                return BackendError::DeviceLost { backend: "cuda", reason };
             }
             BackendError::Device { backend: "cuda", what: what.to_owned(), reason }
         })
@@ -451,6 +474,7 @@ fn properties(context: &Arc<CudaContext>) -> Result<Properties, DriverError> {
     let (major, minor) = context.compute_capability()?;
     Ok(Properties {
         name: context.name()?,
+        ordinal: context.ordinal(),
         capability: (major as u32, minor as u32),
         multiprocessors: context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize,
         is_integrated: context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED)? != 0,

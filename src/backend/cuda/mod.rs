@@ -4,6 +4,7 @@
 
 mod answer;
 mod device;
+mod faults;
 mod kernel_names;
 mod launch;
 mod memory;
@@ -13,6 +14,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 pub use device::{Device, DeviceCounters, OpenError, Properties, Registered};
+pub use faults::Version;
 pub use memory::{CudaBuf, CudaIds, CudaMat, CudaView, MatShape};
 pub use modules::LoadError;
 

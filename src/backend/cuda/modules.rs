@@ -10,6 +10,8 @@ use cudarc::driver::{result, sys};
 use cudarc::nvrtc;
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::faults::Version;
+
 /// One file of kernels.
 pub(super) struct KernelFile {
     stem: &'static str,
@@ -57,7 +59,9 @@ impl Modules {
             None => "they are not part of this program".to_owned(),
             Some(images) => match all.load_images(&images) {
                 Ok(()) => return Ok(all),
-                Err(LoadError::Refused { reason, .. }) => reason,
+                Err(LoadError::Refused { reason, .. }) => {
+                    format!("{reason}; they are of CUDA {}, {}", COMPILED_BY.unwrap_or("?"), offer())
+                }
                 Err(other) => return Err(other),
             },
         };
@@ -67,8 +71,14 @@ impl Modules {
         }
         all.origin = "compiled by NVRTC";
         let images = KERNEL_FILES.iter().map(|file| compiled_text(file, capability)).collect::<Result<Vec<_>, _>>()?;
-        all.load_images(&images.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
-        Ok(all)
+        let loaded = all.load_images(&images.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        loaded.map(|()| all).map_err(|error| match error {
+            LoadError::Refused { stem, reason } => {
+                let (major, minor) = nvrtc_version();
+                LoadError::Refused { stem, reason: format!("{reason}; NVRTC is of CUDA {major}.{minor}, {}", offer()) }
+            }
+            other => other,
+        })
     }
 
     fn load_images(&mut self, images: &[&[u8]]) -> Result<(), LoadError> {
@@ -112,6 +122,11 @@ impl Drop for Modules {
             let _ = unsafe { result::module::unload(module) };
         }
     }
+}
+
+/// What the driver offers, in words.
+fn offer() -> String {
+    Version::of_driver().map_or_else(|| "the driver tells no version".to_owned(), |v| format!("the driver offers {v}"))
 }
 
 /// Names of the kernels in a text: those written out, and those that a macro makes (`NAME(a, ..)` after `#define NAME(..)`).

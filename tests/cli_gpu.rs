@@ -1,0 +1,169 @@
+//! What a GPU, its driver and its memory can refuse, as `ds4` meets it: on a driver library without a GPU, built here by the C compiler.
+//! Owns no number that a kernel computes: kernels of that library do nothing. Surprising fact: without a C compiler, or in a program without
+//! CUDA, everything here is left out with a notice.
+#![cfg(feature = "cuda")]
+
+mod cli_rig;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use cli_rig::made_models::b;
+use cli_rig::{Live, Ran, command, finish, folder, json, scratch};
+
+/// The folders of the driver's library and of the run-time compiler's; `None` where nothing compiles C.
+fn stubs() -> Option<&'static [PathBuf; 2]> {
+    static STUBS: OnceLock<Option<[PathBuf; 2]>> = OnceLock::new();
+    STUBS.get_or_init(build).as_ref()
+}
+
+fn build() -> Option<[PathBuf; 2]> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu_stub/driver.c");
+    let compile = |name: &str, more: &[&str]| {
+        let place = scratch(&format!("stub-{name}"));
+        let out = place.join(format!("lib{name}.so"));
+        let mut cc = Command::new("cc");
+        match cc.args(["-shared", "-fPIC", "-O1"]).args(more).arg("-o").arg(out).arg(&source).output() {
+            Ok(done) => {
+                assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+                Some(place)
+            }
+            Err(error) => {
+                eprintln!("skipped: cc does not run ({error})");
+                None
+            }
+        }
+    };
+    Some([compile("cuda", &[])?, compile("nvrtc", &["-DNVRTC"])?])
+}
+
+/// `ds4 -m b.gguf` with `args` on the stub, which goes wrong as `faults` say; `None` without one.
+fn on_stub(faults: &[(&str, &str)], args: &[&str]) -> Option<Command> {
+    let [cuda, nvrtc] = stubs()?;
+    let mut command = command();
+    let path = std::env::join_paths([cuda, nvrtc]).unwrap();
+    // Kernels that the stub "compiles" must not be found by a real driver.
+    command.env("LD_LIBRARY_PATH", path).env("XDG_CACHE_HOME", folder().join("stub-kernels"));
+    command.envs(faults.iter().copied()).arg("-m").arg(b()).args(args);
+    Some(command)
+}
+
+const ASK: [&str; 6] = ["-p", "x", "-n", "1", "--backend", "cuda"];
+
+#[track_caller]
+fn refuses(faults: &[(&str, &str)], parts: &[&str]) {
+    if let Some(mut command) = on_stub(faults, &ASK) {
+        finish(&mut command).failed(1, parts);
+    }
+}
+
+#[test]
+fn drivers_that_do_not_start() {
+    refuses(&[("STUB_INIT", "100")], &["no GPU", "CUDA_ERROR_NO_DEVICE", "nvidia-smi -L", "--backend cpu"]);
+    refuses(&[("STUB_INIT", "803")], &["CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "restart the machine"]);
+    refuses(&[("STUB_INIT", "999")], &["does not start", "see whether nvidia-smi works"]);
+    refuses(&[("STUB_COUNT", "0")], &["no CUDA device 0", "the driver shows 0"]);
+    // Both versions are named.
+    refuses(&[("STUB_VERSION", "11040")], &["the driver offers CUDA 11.4", "needs 12.8", "update the driver"]);
+}
+
+#[test]
+fn a_driver_that_is_no_use_leaves_the_processor() {
+    let args = ["-p", "x", "-n", "1"];
+    if let Some(mut command) = on_stub(&[("STUB_VERSION", "11040")], &args) {
+        let ran = finish(&mut command).ok();
+        assert!(ran.stderr.contains("(no GPU: the driver offers CUDA 11.4"), "{}", ran.stderr);
+    }
+}
+
+#[test]
+fn kernels_that_the_driver_does_not_load() {
+    let old = [("STUB_LOAD", "222"), ("STUB_VERSION", "12080")];
+    let parts =
+        ["CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "NVRTC is of CUDA 13.1", "the driver offers 12.8", "update the driver"];
+    refuses(&old, &parts);
+}
+
+#[test]
+fn devices_that_others_hold() {
+    refuses(
+        &[("STUB_RETAIN", "46")],
+        &["CUDA device 0", "CUDA_ERROR_DEVICE_UNAVAILABLE", "another process", "--gpu-devices"],
+    );
+    refuses(&[("STUB_RETAIN", "2")], &["CUDA_ERROR_OUT_OF_MEMORY", "nvidia-smi lists them"]);
+}
+
+#[test]
+fn the_device_that_is_named_is_used() {
+    let plan = |device: &str| {
+        let mut command = on_stub(&[("STUB_COUNT", "2")], &["--plan", "--gpu-devices", device])?;
+        Some(finish(&mut command))
+    };
+    let Some(second) = plan("1") else { return };
+    let second = second.ok();
+    assert!(second.stderr.contains("backend cuda: Stub GPU 1 (device 1)"), "{}", second.stderr);
+    let first = plan("0").unwrap().ok();
+    assert!(first.stderr.contains("backend cuda: Stub GPU 0 (device 0)"), "{}", first.stderr);
+    plan("2").unwrap().failed(1, &["no CUDA device 2", "the driver shows 2, counted from 0"]);
+}
+
+#[test]
+fn memory_that_is_not_enough() {
+    // Less than what is always there; then room for the model that another process takes in between.
+    refuses(&[("STUB_FREE", "67108864")], &["of GPU memory without any expert", "64.0", "are free", "--backend cpu"]);
+    refuses(&[("STUB_ALLOC", "4096")], &["cannot allocate", "bytes for"]);
+    let more = ["-p", "x", "--backend", "cuda", "--gpu-cache", "1"];
+    if let Some(mut command) = on_stub(&[], &more) {
+        finish(&mut command).failed(1, &["--gpu-cache: 1 experts", "one token uses"]);
+    }
+}
+
+#[test]
+fn a_device_that_is_lost_ends_the_request_with_the_kernel() {
+    let parts = ["CUDA_ERROR_LAUNCH_FAILED", "rms_norm", "start ds4 again"];
+    if let Some(mut command) = on_stub(&[("STUB_KERNEL", "rms_norm")], &ASK) {
+        finish(&mut command).failed_late(1, &parts);
+    }
+}
+
+#[test]
+fn a_session_says_that_the_device_is_lost_and_goes_on_listening() {
+    let Some(mut command) = on_stub(&[("STUB_KERNEL", "rms_norm")], &["--backend", "cuda"]) else { return };
+    let mut live = Live::start(&mut command);
+    live.wait_for("type a message");
+    live.say("hello");
+    let first = live.wait_for("CUDA_ERROR_LAUNCH_FAILED");
+    assert!(first.contains("rms_norm") && first.contains("start ds4 again"), "{first}");
+    live.say("are you there");
+    let second = live.wait_for("the GPU was lost before");
+    assert!(second.contains("start ds4 again"), "{second}");
+    live.say("/help");
+    live.wait_for("/quit");
+    let Ran { code, stderr, .. } = live.end();
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(!stderr.contains("panicked"), "{stderr}");
+}
+
+#[test]
+fn a_gpu_in_the_hosts_memory_has_one_cache() {
+    // A session that nobody says anything to: sizes are all that counts.
+    let slots = |name: &str, integrated: &str, more: &[&str]| {
+        let path = scratch(name).join("stats.json");
+        let args = [&["--backend", "cuda", "--ssd-streaming", "--stats-json", path.to_str().unwrap()], more].concat();
+        let ran = finish(&mut on_stub(&[("STUB_INTEGRATED", integrated)], &args)?);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        assert_eq!(ran.stderr.contains("in the host's memory"), integrated == "1", "{}", ran.stderr);
+        let stats = json(&path);
+        Some((stats["cache_slots"].as_u64().unwrap(), stats["gpu"]["cache_slots"].as_u64().unwrap()))
+    };
+    // Five layers of eight experts, two a token.
+    let Some(apart) = slots("apart", "0", &[]) else { return };
+    assert_eq!(apart, (40, 40));
+    assert_eq!(slots("one", "1", &[]), Some((10, 40)), "a token's experts land, all stay with the GPU");
+    assert_eq!(
+        slots("given", "1", &["--host-cache", "25", "--gpu-cache", "12"]),
+        Some((25, 12)),
+        "given sizes are kept"
+    );
+}

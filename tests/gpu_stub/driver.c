@@ -1,0 +1,132 @@
+/* A driver library that has no GPU behind it: memory is the host's, kernels do nothing, and the environment says what goes wrong.
+ * Never computes. Surprising fact: the same text is built as libcuda.so and, with NVRTC defined, as libnvrtc.so. */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+static long told(const char *name, long otherwise) {
+    const char *text = getenv(name);
+    return text ? atol(text) : otherwise;
+}
+
+#ifdef NVRTC
+int nvrtcVersion(int *major, int *minor) { *major = 13; *minor = 1; return 0; }
+int nvrtcCreateProgram(void **program, const char *text, const char *name, int headers, const char *const *sources, const char *const *names) {
+    (void)text; (void)name; (void)headers; (void)sources; (void)names;
+    *program = &told;
+    return 0;
+}
+int nvrtcCompileProgram(void *program, int count, const char *const *options) { (void)program; (void)count; (void)options; return 0; }
+int nvrtcGetPTXSize(void *program, size_t *size) { (void)program; *size = 5; return 0; }
+int nvrtcGetPTX(void *program, char *image) { (void)program; memcpy(image, "stub", 5); return 0; }
+int nvrtcGetProgramLogSize(void *program, size_t *size) { (void)program; *size = 1; return 0; }
+int nvrtcGetProgramLog(void *program, char *log) { (void)program; *log = 0; return 0; }
+int nvrtcDestroyProgram(void **program) { (void)program; return 0; }
+const char *nvrtcGetErrorString(int error) { (void)error; return "stub"; }
+#else
+/* The error of every call since a kernel failed. */
+static int lost;
+static long taken;
+static char place;
+
+#define PLAIN(name) int name(void) { return lost; }
+#define MAKES(name) int name(void **made) { *made = &place; return lost; }
+
+int cuInit(unsigned flags) { (void)flags; return (int)told("STUB_INIT", 0); }
+int cuDriverGetVersion(int *version) { *version = (int)told("STUB_VERSION", 13000); return 0; }
+int cuDeviceGetCount(int *count) { *count = (int)told("STUB_COUNT", 1); return 0; }
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
+int cuDeviceGetName(char *name, int room, int device) {
+    strncpy(name, "Stub GPU 0", (size_t)room);
+    name[9] = (char)('0' + device);
+    return 0;
+}
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    (void)device;
+    /* Capability 9.0, 132 multiprocessors, memory of its own if STUB_INTEGRATED does not say otherwise. */
+    *value = attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 18 ? (int)told("STUB_INTEGRATED", 0) : attribute == 16 ? 132 : 1;
+    return 0;
+}
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; *bytes = (size_t)8 << 30; return 0; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { (void)device; *context = &place; return (int)told("STUB_RETAIN", 0); }
+int cuMemGetInfo_v2(size_t *room, size_t *all) {
+    *all = (size_t)8 << 30;
+    *room = (size_t)told("STUB_FREE", (long)*all);
+    return lost;
+}
+
+int cuModuleLoadData(void **module, const void *image) { (void)image; *module = &place; return (int)told("STUB_LOAD", 0); }
+int cuModuleGetFunction(void **function, void *module, const char *name) { (void)module; *function = strdup(name); return 0; }
+/* STUB_KERNEL fails, which shows at the next call. */
+int cuLaunchKernel(void *function) {
+    const char *failing = getenv("STUB_KERNEL");
+    int before = lost;
+    if (failing && !strcmp(failing, function)) lost = 719;
+    return before;
+}
+
+int cuMemAlloc_v2(uint64_t *at, size_t bytes) {
+    if (lost) return lost;
+    taken += (long)bytes;
+    if (taken > told("STUB_ALLOC", 1L << 40)) return 2;
+    *at = (uint64_t)(uintptr_t)calloc(1, bytes);
+    return *at ? 0 : 2;
+}
+int cuMemFree_v2(uint64_t at) { free((void *)(uintptr_t)at); return lost; }
+int cuMemHostAlloc(void **at, size_t bytes, unsigned flags) { (void)flags; *at = calloc(1, bytes); return lost; }
+int cuMemFreeHost(void *at) { free(at); return lost; }
+int cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags) { (void)at; (void)bytes; (void)flags; return (int)told("STUB_REGISTER", lost); }
+int cuMemsetD8Async(uint64_t at, unsigned char value, size_t bytes) { if (!lost) memset((void *)(uintptr_t)at, value, bytes); return lost; }
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes) { if (!lost) memcpy((void *)(uintptr_t)to, from, bytes); return lost; }
+int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes) { if (!lost) memcpy(to, (void *)(uintptr_t)from, bytes); return lost; }
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes) {
+    if (!lost) memcpy((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes);
+    return lost;
+}
+int cuEventElapsedTime_v2(float *ms) { *ms = 1; return lost; }
+int cuStreamEndCapture(void *stream, void **graph) { (void)stream; *graph = &place; return lost; }
+
+MAKES(cuCtxGetCurrent)
+MAKES(cuStreamCreate)
+MAKES(cuStreamCreateWithPriority)
+MAKES(cuEventCreate)
+MAKES(cuGraphInstantiateWithFlags)
+PLAIN(cuCtxSetCurrent)
+PLAIN(cuCtxSynchronize)
+PLAIN(cuDevicePrimaryCtxRelease_v2)
+PLAIN(cuStreamSynchronize)
+PLAIN(cuStreamQuery)
+PLAIN(cuStreamWaitEvent)
+PLAIN(cuStreamDestroy_v2)
+PLAIN(cuStreamBeginCapture_v2)
+PLAIN(cuEventRecord)
+PLAIN(cuEventQuery)
+PLAIN(cuEventSynchronize)
+PLAIN(cuEventDestroy_v2)
+PLAIN(cuGraphLaunch)
+PLAIN(cuGraphDestroy)
+PLAIN(cuGraphExecDestroy)
+PLAIN(cuGraphExecUpdate_v2)
+PLAIN(cuFuncLoad)
+PLAIN(cuFuncSetAttribute)
+PLAIN(cuModuleUnload)
+PLAIN(cuMemHostUnregister)
+
+static const struct { int number; const char *name, *text; } KNOWN[] = {
+    {2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable"},
+    {100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+    {222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "the provided PTX was compiled with an unsupported toolchain"},
+    {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+    {801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+    {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver combination"},
+};
+static int say(int error, const char **to, int is_name) {
+    for (size_t i = 0; i < sizeof KNOWN / sizeof *KNOWN; i++) {
+        if (KNOWN[i].number == error) *to = is_name ? KNOWN[i].name : KNOWN[i].text;
+    }
+    return 0;
+}
+int cuGetErrorName(int error, const char **name) { *name = "CUDA_ERROR_OF_STUB"; return say(error, name, 1); }
+int cuGetErrorString(int error, const char **text) { *text = "an error of the stub"; return say(error, text, 0); }
+#endif
