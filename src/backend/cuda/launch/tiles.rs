@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use super::Launch;
 use super::matmul::{Codes, Rounded};
+use super::{Launch, has_shared};
 use crate::backend::BackendError;
 use crate::backend::cuda::CudaBackend;
 use crate::backend::cuda::device::Device;
@@ -82,10 +82,14 @@ pub(super) fn round(
     Ok(at)
 }
 
-/// Which of the heights: the largest that still has a tile for everyone. A height is 32 rows shifted by it.
-fn height(op: &Matmul<'_, '_, CudaBackend>) -> usize {
+/// Which of the heights: the largest that has tiles enough and fits the device's shared memory. A height is 32 rows shifted by it.
+fn height(device: &Device, op: &Matmul<'_, '_, CudaBackend>) -> usize {
     let outputs = op.groups * (op.w.shape.rows / op.groups).div_ceil(WEIGHT_ROWS);
-    let is_enough = |height: &usize| op.rows > 16 << height && op.rows.div_ceil(32 << height) * outputs >= TILES_ENOUGH;
+    let ty = op.w.shape.ty;
+    let is_enough = |height: &usize| {
+        let tiles = op.rows.div_ceil(32 << height) * outputs;
+        op.rows > 16 << height && tiles >= TILES_ENOUGH && has_shared(device, shared_bytes(ty, *height))
+    };
     [2, 1].into_iter().find(is_enough).unwrap_or_else(|| usize::from(op.rows > 96))
 }
 
@@ -119,7 +123,7 @@ pub(super) fn tiles(
     if shape.rows == 0 {
         return Ok(());
     }
-    let height = height(op);
+    let height = height(device, op);
     let kernel = kernels(shape.ty).expect("asked by `takes`")[height];
     let grid = [rows.div_ceil(32 << height), groups * (shape.rows / groups).div_ceil(WEIGHT_ROWS), 1];
     let launch = Launch::new(device, kernel, grid, 64 << height).shared(shared_bytes(shape.ty, height));
