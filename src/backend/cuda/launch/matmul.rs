@@ -184,7 +184,7 @@ pub fn matmul_pair(
         }
         let kernels = (codes_kernel(types.0, is_one), codes_kernel(types.1, is_one));
         let is_alike = types.0.block_values() == types.1.block_values();
-        if is_alike && tiles::takes(types.0, rows) && tiles::takes(types.1, rows) {
+        if is_alike && tiles::takes(&a) && tiles::takes(&b) {
             let at = tiles::round(device, rounded, &a)?;
             tiles::tiles(device, &a, at, out_a)?;
             return tiles::tiles(device, &b, at, out_b);
@@ -237,7 +237,7 @@ pub fn matmul(
     if arithmetic == Arithmetic::Fast && matmul_row::takes(&op) {
         return matmul_row::matmul_row(device, &op, out);
     }
-    if arithmetic == Arithmetic::Fast && tiles::takes(shape.ty, rows) {
+    if arithmetic == Arithmetic::Fast && tiles::takes(&op) {
         let at = tiles::round(device, rounded, &op)?;
         return tiles::tiles(device, &op, at, out);
     }
