@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use cli_rig::made_models::b;
-use cli_rig::{Live, Ran, command, finish, folder, scratch};
+use cli_rig::made_models::{b, folder};
+use cli_rig::{Live, Ran, command, finish, scratch};
 
 /// The folders of the driver's library and of the run-time compiler's; `None` where nothing compiles C.
 fn stubs() -> Option<&'static [PathBuf; 2]> {
