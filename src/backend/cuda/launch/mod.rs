@@ -3,6 +3,7 @@
 //! buffer is a bug of the caller, and on a GPU it would be a silent one.
 
 pub(super) mod attention;
+pub(super) mod best_of;
 pub(super) mod candidate_blocks;
 pub(super) mod combine_experts;
 pub(super) mod embed;
@@ -10,10 +11,12 @@ pub(super) mod engram_gate;
 pub(super) mod experts_row;
 pub(super) mod hc_coefficients;
 pub(super) mod hc_collapse;
+pub(super) mod hc_enter;
 pub(super) mod hc_expand;
 pub(super) mod index_scores;
 pub(super) mod matmul;
 mod matmul_row;
+pub(super) mod meeting;
 pub(super) mod move_rows;
 pub(super) mod pool_groups;
 pub(super) mod pool_pairs;
@@ -24,6 +27,7 @@ pub(super) mod route;
 pub(super) mod select_rows;
 pub(super) mod store_rows;
 pub(super) mod swiglu;
+mod tiles;
 pub(super) mod weigh_experts;
 
 use super::device::Device;
@@ -142,6 +146,11 @@ impl<'d> Launch<'d> {
         // SAFETY: the caller's promise.
         unsafe { self.device.launch(self.kernel, (grid, block, shared), &mut self.words, &self.firsts[..self.count]) }
     }
+}
+
+/// Whether a block of `device` may use `bytes` of dynamic shared memory beside up to 4 KiB that a kernel declares itself.
+pub(super) fn has_shared(device: &Device, bytes: usize) -> bool {
+    bytes + (4 << 10) <= device.properties().shared_max
 }
 
 /// Grid of an op over `rows` rows of `width` values each.
