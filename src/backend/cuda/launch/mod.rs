@@ -24,6 +24,7 @@ pub(super) mod route;
 pub(super) mod select_rows;
 pub(super) mod store_rows;
 pub(super) mod swiglu;
+mod tiles;
 pub(super) mod weigh_experts;
 
 use super::device::Device;
