@@ -12,7 +12,7 @@ use ds4::backend::cpu::simd::SimdLevel;
 use ds4::backend::cuda::{CudaBackend, Device, OpenError};
 
 use crate::kernels_common::Rng;
-use crate::{grids, products, rows, selection};
+use crate::{grids, products, rows, selection, swept};
 
 /// Repetitions of an op under the clock.
 pub struct Clock {
@@ -212,6 +212,7 @@ pub fn run_all() -> Result<(), String> {
     rows::cases(&mut rig);
     selection::cases(&mut rig);
     products::cases(&mut rig);
+    swept::cases(&mut rig);
     grids::check()?;
     let missing: Vec<_> = ops_of_the_trait().into_iter().filter(|op| !rig.seen.contains(op)).collect();
     if !missing.is_empty() || ops_of_the_trait().len() < 20 {

@@ -8,6 +8,7 @@ pub(super) mod combine_experts;
 pub(super) mod embed;
 pub(super) mod engram_gate;
 pub(super) mod experts_row;
+pub(super) mod experts_rows;
 pub(super) mod hc_coefficients;
 pub(super) mod hc_collapse;
 pub(super) mod hc_expand;

@@ -17,7 +17,7 @@ use crate::quant::QuantType;
 /// Fewest activation rows for which tiles are faster than rows four at a time.
 const ROWS_MIN: usize = 33;
 /// Weight rows of a tile.
-const WEIGHT_ROWS: usize = 64;
+pub(super) const WEIGHT_ROWS: usize = 64;
 /// Tiles of which the next larger ones are used: four for each of 132 multiprocessors.
 const TILES_ENOUGH: usize = 528;
 /// Rows of `Rounded::fill_tiles` come in multiples of this.
@@ -90,7 +90,7 @@ fn height(op: &Matmul<'_, '_, CudaBackend>) -> usize {
 }
 
 /// Bytes of the two steps of a tile; an upper bound of `Step32` and `Step256` in the kernels.
-fn shared_bytes(ty: QuantType, height: usize) -> usize {
+pub(super) fn shared_bytes(ty: QuantType, height: usize) -> usize {
     let rows = 32 << height;
     let step = if ty.block_values() == 32 {
         (rows + WEIGHT_ROWS) * (128 + 4 * 4)
