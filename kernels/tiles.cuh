@@ -13,13 +13,15 @@ template <int HIGH> constexpr int TILE_THREADS = 32 * HIGH * WARPS_WIDE;
 
 __device__ __forceinline__ u32 shared_address(const void *at) { return (u32)__cvta_generic_to_shared(at); }
 
-// Copies to shared memory that nobody waits for yet.
-__device__ __forceinline__ void copy16(u32 to, const void *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+// Copies to shared memory that nobody waits for yet. Predicated and not branched around: a step starts a dozen of them.
+__device__ __forceinline__ void copy16(u32 to, const void *from, bool is_wanted) {
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16; }" ::"r"(to), "l"(from), "r"((u32)is_wanted)
+                 : "memory");
 }
 
-__device__ __forceinline__ void copy4(u32 to, const void *from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+__device__ __forceinline__ void copy4(u32 to, const void *from, bool is_wanted) {
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 4; }" ::"r"(to), "l"(from), "r"((u32)is_wanted)
+                 : "memory");
 }
 
 // All copies of this thread have landed.
@@ -65,10 +67,13 @@ __device__ __forceinline__ void load_weights(u32 to[4], u32 base, int first, int
 // What a tile computes: activation rows from `first` on, of `rows` of `group`; weight rows `o` to `end`.
 struct Tile {
     int first, rows, groups, group, o, end;
-    // Row `i` of all activation rows: [rows, groups]. Rows beyond the last are it again.
-    __device__ __forceinline__ u32 act_row(int i) const { return (u32)(min(first + i, rows - 1) * groups + group); }
-    __device__ __forceinline__ int weight_row(int i) const { return min(o + i, end - 1); }
 };
+
+// Bit k says whether row `at + k * stride` of `count` exists. What lies beyond the last row is not fetched, and nobody stores what comes of it.
+__device__ __forceinline__ u32 existing(int at, int stride, int count) {
+    int rows = max(0, (count - at + stride - 1) / stride);
+    return rows >= 32 ? ~0u : (1u << rows) - 1;
+}
 
 // Grid: tiles of activation rows, tiles of weight rows of all groups.
 template <int HIGH> __device__ __forceinline__ Tile tile_of(int w_rows, int rows, int groups) {
@@ -127,9 +132,18 @@ __device__ __forceinline__ void store_tile(const Tile &tile, const float (&now)[
 #pragma unroll
         for (int j = 0; j < NT; j++) {
 #pragma unroll
-            for (int c = 0; c < 4; c++) {
-                int r = tile.first + row + 16 * i + 8 * (c / 2) + g, o = tile.o + weight + 8 * j + 2 * t + c % 2;
-                if (r < tile.rows && o < tile.end) out[(size_t)r * w_rows + o] = now[(i * NT + j) * 4 + c] + 0.0f;
+            for (int c = 0; c < 4; c += 2) {
+                int r = tile.first + row + 16 * i + 8 * (c / 2) + g, o = tile.o + weight + 8 * j + 2 * t;
+                if (r >= tile.rows || o >= tile.end) continue;
+                float *to = out + (size_t)r * w_rows + o;
+                const float *from = now + (i * NT + j) * 4 + c;
+                float2 both = make_float2(from[0] + 0.0f, from[1] + 0.0f);
+                if (o + 1 < tile.end && (size_t)to % 8 == 0) {
+                    *(float2 *)to = both;
+                } else {
+                    to[0] = both.x;
+                    if (o + 1 < tile.end) to[1] = both.y;
+                }
             }
         }
     }

@@ -107,37 +107,63 @@ __device__ __forceinline__ u32 digits_of(u32 a, u32 b, int shift, u32 mask) {
 }
 
 template <int T, int HIGH> struct Tiles256 {
-    static constexpr int THREADS = TILE_THREADS<HIGH>;
+    static constexpr int THREADS = TILE_THREADS<HIGH>, ROWS_EACH = TILE_ROWS<HIGH> * PIECES_256 / THREADS;
+    // Rows from one piece of a thread to its next.
+    static constexpr int STRIDE = THREADS / PIECES_256;
     using Walk256 = Walk<4, 1>;
     using Come = Coming256<T, HIGH>;
-    const u8 *w;
-    Acts acts;
     Tile tile;
-    int w_rows, blocks;
+    int blocks;
     const SmallTables *tables;
+    // Of block 0: this thread's first piece of activations, the scale of a row, and its sums.
+    const i8 *codes;
+    const float *scales;
+    const i16 *sums;
+    u32 has_rows, has_sums;
+    bool has_scale;
+    Planes planes;
+    // Block 0 of this thread's weight rows, and how far it is to the next.
+    u32 slots[Come::QUARTERS], apart[Come::QUARTERS];
 
-    __device__ __forceinline__ void begin(int b, Step256<T, HIGH> &to, Come &coming) const {
-        int tid = threadIdx.x;
-        u32 rows_at = shared_address(to.rows), scales_at = shared_address(to.scales);
-#pragma unroll
-        for (int k = 0; k < TILE_ROWS<HIGH> * PIECES_256 / THREADS; k++) {
-            int row = (k * THREADS + tid) / PIECES_256, piece = tid % PIECES_256;
-            copy16(rows_at + piece_place(row, piece, PITCH_256), acts.codes + ((u64)tile.act_row(row) * blocks + b) * 256 + piece * 16);
-        }
-        if (tid < TILE_ROWS<HIGH>) copy4(scales_at + 4 * tid, acts.scales + (u64)tile.act_row(tid) * blocks + b);
-        int t = tid % 4;
-        Planes planes = planes_of<T>(w, (size_t)w_rows * blocks, t);
+    __device__ __forceinline__ Tiles256(const u8 *w, const Acts &acts, Tile tile, int w_rows, int blocks, const SmallTables *tables)
+        : tile(tile), blocks(blocks), tables(tables) {
+        int tid = threadIdx.x, row = tid / PIECES_256;
+        auto act_row = [&](int i) { return ((u64)(tile.first + i) * tile.groups + tile.group) * blocks; };
+        codes = acts.codes + act_row(row) * 256 + tid % PIECES_256 * 16;
+        scales = acts.scales + act_row(tid);
+        sums = acts.sums + act_row(tid / 2) * 16 + tid % 2 * 8;
+        has_rows = existing(tile.first + row, STRIDE, tile.rows);
+        has_sums = existing(tile.first + tid / 2, THREADS / 2, tile.rows);
+        has_scale = tid < TILE_ROWS<HIGH> && tile.first + tid < tile.rows;
+        planes = planes_of<T>(w, (size_t)w_rows * blocks, tid % 4);
 #pragma unroll
         for (int k = 0; k < Come::QUARTERS; k++) {
-            Place place = place_of(w_rows, blocks, tile.weight_row((k * THREADS + tid) / 4));
-            u32 slot = (u32)place.first + b * place.step;
+            Place place = place_of(w_rows, blocks, min(tile.o + (k * THREADS + tid) / 4, tile.end - 1));
+            slots[k] = (u32)place.first;
+            apart[k] = (u32)place.step;
+        }
+    }
+
+    __device__ __forceinline__ void begin(int b, Step256<T, HIGH> &to, Come &coming) const {
+        int tid = threadIdx.x, row = tid / PIECES_256, piece = tid % PIECES_256;
+        u32 rows_at = shared_address(to.rows);
+        const i8 *from = codes + b * 256;
+#pragma unroll
+        for (int k = 0; k < ROWS_EACH; k++) {
+            copy16(rows_at + piece_place(row + k * STRIDE, piece, PITCH_256), from, has_rows >> k & 1);
+            from += (size_t)(STRIDE * 256) * tile.groups * blocks;
+        }
+        copy4(shared_address(to.scales + tid), scales + b, has_scale);
+#pragma unroll
+        for (int k = 0; k < Come::QUARTERS; k++) {
+            u32 slot = slots[k] + (u32)b * apart[k];
             fetch<T>(planes, slot, coming.raw[k]);
             if constexpr (T != Q4_K) coming.factors[k] = fetch_factors<T>(planes, slot);
         }
 #pragma unroll
         for (int k = 0; k < Come::SUMS; k++) {
-            int i = k * THREADS + tid;
-            coming.sums[k] = *(const uint4 *)(acts.sums + ((u64)tile.act_row(i / 2) * blocks + b) * 16 + i % 2 * 8);
+            const i16 *at = sums + ((u64)(k * (THREADS / 2)) * tile.groups * blocks + b) * 16;
+            coming.sums[k] = has_sums >> k & 1 ? *(const uint4 *)at : make_uint4(0, 0, 0, 0);
         }
     }
 
@@ -261,7 +287,7 @@ template <int T, int HIGH> struct Tiles256 {
         }
     }
 
-    __device__ __forceinline__ void run(float *out) const {
+    __device__ __forceinline__ void run(float *out, int w_rows) const {
         extern __shared__ uint4 tile_memory[];
         Step256<T, HIGH> *steps = (Step256<T, HIGH> *)tile_memory;
         int warp = threadIdx.x / 32, row = warp / WARPS_WIDE * 16 * MT, weight = warp % WARPS_WIDE * 8 * NT;
@@ -316,7 +342,7 @@ template <int T, int HIGH> __device__ void tiles_256(const u8 *w, const Acts &ac
         __syncthreads();
         tables = &small;
     }
-    Tiles256<T, HIGH>{w, acts, tile_of<HIGH>(w_rows, rows, groups), w_rows, cols / 256, tables}.run(out);
+    Tiles256<T, HIGH>(w, acts, tile_of<HIGH>(w_rows, rows, groups), w_rows, cols / 256, tables).run(out, w_rows);
 }
 
 #define TILES_256_HIGH(name, type, high, threads, each) \

@@ -6,7 +6,7 @@
 #include "quantise.cuh"
 #include "tiles.cuh"
 
-// Blocks of a step, one residue of eight: 128 codes a row.
+// Blocks of a step, of one residue of eight: 256 codes a row.
 constexpr int STEP_BLOCKS = 4, PITCH_32 = 32 * STEP_BLOCKS, PIECES_32 = 2 * STEP_BLOCKS;
 
 // Shared memory of a step.
@@ -56,6 +56,7 @@ template <int T, int HIGH> struct Tiles32 {
     using Walk32 = Walk<8, STEP_BLOCKS>;
     Tile tile;
     int w_rows, blocks, padded;
+    u32 has_rows, has_weights, has_factors;
     // Of this thread's first piece, of block 0: activation codes (a block sorted first), weights, factors, and scales of four rows.
     const i8 *codes;
     const u8 *w, *tail;
@@ -72,41 +73,42 @@ template <int T, int HIGH> struct Tiles32 {
         if constexpr (T == MXFP4) w = w_all + factor * 16;
         tail = w_all + ((u64)w_rows * blocks * Block<T>::BODY + factor * Block<T>::TAIL);
         scales = scales_all + (u64)tile.group * blocks * padded + tile.first;
+        has_rows = existing(tile.first + row, STRIDE, tile.rows);
+        has_weights = existing(tile.o + row, STRIDE, tile.end);
+        has_factors = existing(tile.o + threadIdx.x / STEP_BLOCKS, THREADS / STEP_BLOCKS, tile.end);
     }
 
-    // Starts the copies of a step, and the loads of what has to be changed. What lies beyond the last row is left as it is: nobody stores it.
+    // Starts the copies of a step, and the loads of what has to be changed.
     __device__ __forceinline__ void begin(const Walk32 &at, Step32<HIGH> &to, Coming32<T, HIGH> &coming) const {
         int tid = threadIdx.x, row = tid / PIECES_32, piece = tid % PIECES_32, first = at.block(), count = at.count();
         int place = sorted_place(blocks, first);
-        u32 swizzled = piece_place(row, piece, PITCH_32);
-        if (piece / 2 < count) {
-            // Rows that are a multiple of 8 apart have their pieces in the same order.
-            u32 rows_at = shared_address(to.rows) + swizzled, weights_at = shared_address(to.weights) + swizzled;
-            const i8 *from = codes + place * 32;
+        bool is_block = piece / 2 < count;
+        u32 rows_at = shared_address(to.rows), weights_at = shared_address(to.weights);
+        const i8 *from = codes + place * 32;
+        u32 wanted = is_block ? has_rows : 0;
 #pragma unroll
-            for (int k = 0; k < ROWS_EACH; k++) {
-                if (tile.first + k * STRIDE + row < tile.rows) copy16(rows_at + k * STRIDE * PITCH_32, from);
-                from += (size_t)(STRIDE * 32) * tile.groups * blocks;
-            }
-            if constexpr (T == Q8_0) {
-                const u8 *next = w + first * 32;
+        for (int k = 0; k < ROWS_EACH; k++) {
+            copy16(rows_at + piece_place(row + k * STRIDE, piece, PITCH_32), from, wanted >> k & 1);
+            from += (size_t)(STRIDE * 32) * tile.groups * blocks;
+        }
+        if constexpr (T == Q8_0) {
+            const u8 *next = w + first * 32;
+            u32 wanted = is_block ? has_weights : 0;
 #pragma unroll
-                for (int k = 0; k < WEIGHTS_EACH; k++) {
-                    if (tile.o + k * STRIDE + row < tile.end) copy16(weights_at + k * STRIDE * PITCH_32, next);
-                    next += (size_t)(STRIDE * 32) * blocks;
-                }
+            for (int k = 0; k < WEIGHTS_EACH; k++) {
+                copy16(weights_at + piece_place(row + k * STRIDE, piece, PITCH_32), next, wanted >> k & 1);
+                next += (size_t)(STRIDE * 32) * blocks;
             }
         }
         constexpr int FOURS = TILE_ROWS<HIGH> / 4;
         int four = tid % FOURS * 4, b = tid / FOURS;
-        if (b < count && tile.first + four < padded) {
-            copy16(shared_address(&to.scales[b][four]), scales + (u64)(place + b) * padded + four);
-        }
+        bool is_scale = b < count && tile.first + four < padded;
+        copy16(shared_address(&to.scales[b][four]), scales + (u64)(place + b) * padded + four, is_scale);
+        u32 factors = tid % STEP_BLOCKS < count ? has_factors : 0;
 #pragma unroll
         for (int k = 0; k < Coming32<T, HIGH>::FACTORS; k++) {
-            constexpr int APART = THREADS / STEP_BLOCKS;
-            bool inside = tid % STEP_BLOCKS < count && tile.o + k * APART + tid / STEP_BLOCKS < tile.end;
-            size_t block = (size_t)(k * APART) * blocks + first;
+            bool inside = factors >> k & 1;
+            size_t block = (size_t)(k * (THREADS / STEP_BLOCKS)) * blocks + first;
             coming.factors[k] = inside ? fetch_factor<T>(tail + block * Block<T>::TAIL) : 0;
             if constexpr (T == MXFP4) coming.codes[k] = inside ? *(const uint4 *)(w + block * 16) : make_uint4(0, 0, 0, 0);
         }
@@ -129,35 +131,50 @@ template <int T, int HIGH> struct Tiles32 {
         }
     }
 
+    // Codes of a block that a warp multiplies.
+    struct Fragments {
+        u32 rows[MT][4], weights[NT / 2][4];
+        __device__ __forceinline__ void load(u32 rows_at, u32 weights_at, int b, int row, int weight) {
+#pragma unroll
+            for (int i = 0; i < MT; i++) load_rows(rows[i], rows_at, row + 16 * i, 2 * b, PITCH_32);
+#pragma unroll
+            for (int j = 0; j < NT / 2; j++) load_weights(weights[j], weights_at, weight + 16 * j, 2 * b, PITCH_32);
+        }
+    };
+
     // The blocks of a step join the running sums.
     __device__ __forceinline__ static void add(const Step32<HIGH> &from, int count, float (&now)[OUTPUTS], int row, int weight) {
         constexpr int MAGIC = 0x4b400000;
         int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
         u32 rows_at = shared_address(from.rows), weights_at = shared_address(from.weights);
         const int base[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
+        Fragments codes;
+        codes.load(rows_at, weights_at, 0, row, weight);
 #pragma unroll 1
         for (int b = 0; b < count; b++) {
-            u32 a[MT][4], w[NT / 2][4];
+            int whole[MT * NT][4];
+#pragma unroll
+            for (int j = 0; j < NT; j++) {
+#pragma unroll
+                for (int i = 0; i < MT; i++) multiply_32(whole[i * NT + j], codes.rows[i], codes.weights[j / 2] + j % 2 * 2, base);
+            }
+            // The next codes come while these sums become floats.
+            codes.load(rows_at, weights_at, min(b + 1, STEP_BLOCKS - 1), row, weight);
             float scales[MT][2];
 #pragma unroll
             for (int i = 0; i < MT; i++) {
-                load_rows(a[i], rows_at, row + 16 * i, 2 * b, PITCH_32);
                 scales[i][0] = from.scales[b][row + 16 * i + g];
                 scales[i][1] = from.scales[b][row + 16 * i + 8 + g];
             }
-#pragma unroll
-            for (int j = 0; j < NT / 2; j++) load_weights(w[j], weights_at, weight + 16 * j, 2 * b, PITCH_32);
 #pragma unroll
             for (int j = 0; j < NT; j++) {
                 float2 factors = *(const float2 *)&from.factors[b][weight + 8 * j + 2 * t];
 #pragma unroll
                 for (int i = 0; i < MT; i++) {
-                    int whole[4];
-                    multiply_32(whole, a[i], w[j / 2] + j % 2 * 2, base);
                     float *sum = now + (i * NT + j) * 4;
 #pragma unroll
                     for (int c = 0; c < 4; c++) {
-                        float value = __int_as_float(whole[c]) - 12582912.0f;
+                        float value = __int_as_float(whole[i * NT + j][c]) - 12582912.0f;
                         sum[c] = fmaf(value, (c % 2 ? factors.y : factors.x) * scales[i][c / 2], sum[c]);
                     }
                 }

@@ -228,10 +228,11 @@ pub fn cases(rig: &mut Rig) {
         rig.product(ty, (64, 1024), 5, 4, Quality);
         // Tiles of 32, 64 and 128 rows, one row more and less, and weight rows that fill no tile.
         if ty.block_values() > 1 {
-            for (i, rows) in [12, 32, 33, 63, 64, 65, 95, 97, 127, 128, 129].into_iter().enumerate() {
+            for (i, rows) in [12, 47, 48, 63, 64, 65, 95, 97, 127, 128, 129].into_iter().enumerate() {
                 rig.product(ty, (77, ty.block_values() * (2 * i + 1)), rows, 1, Fast);
             }
             rig.product(ty, (240, ty.block_values() * 4), 130, 3, Fast);
+            rig.product(ty, (8200, ty.block_values() * 2), 17, 2, Fast);
             rig.product(ty, (4500, ty.block_values() * 10), 600, 1, Fast);
         }
         // Whole fours and eights of blocks, and what is left of them.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::matmul::{Codes, Rounded};
-use super::{Launch, THREADS, move_rows, swiglu, tiles};
+use super::{Launch, THREADS, has_shared, move_rows, swiglu, tiles};
 use crate::backend::BackendError;
 use crate::backend::cpu::matmul::Arithmetic;
 use crate::backend::cuda::device::Device;
@@ -44,6 +44,10 @@ pub fn is_joined(device: &Device, arithmetic: Arithmetic, op: &ExpertsRows<'_, '
     let rows: usize = op.experts.iter().map(|e| e.assigned.len()).sum();
     arithmetic == Arithmetic::Fast
         && device.properties().capability >= (8, 0)
+        && has_shared(
+            device,
+            tiles::shared_bytes(first.gate.shape.ty, 1).max(tiles::shared_bytes(first.down.shape.ty, 1)),
+        )
         && kernels(first.gate.shape.ty).is_some()
         && kernels(first.down.shape.ty).is_some()
         && rows >= ROWS_MIN * op.experts.len()
@@ -93,7 +97,8 @@ fn products<'w>(
     }
     let most = parts.iter().map(|part| part.assigned.len()).max().unwrap_or(0);
     let rows: usize = parts.iter().map(|part| part.assigned.len()).sum();
-    let height = 1 + usize::from(most >= HIGH_FROM);
+    let is_high = most >= HIGH_FROM && has_shared(device, tiles::shared_bytes(shape.ty, 2));
+    let height = 1 + usize::from(is_high);
     let kernel = kernels(shape.ty).expect("asked by `is_joined`")[height - 1];
     let grid = [most.div_ceil(32 << height), shape.rows.div_ceil(tiles::WEIGHT_ROWS), parts.len() * matrices.len()];
     let launch = Launch::new(device, kernel, grid, 64 << height).shared(tiles::shared_bytes(shape.ty, height));

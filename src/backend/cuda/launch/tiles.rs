@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use super::Launch;
 use super::matmul::{Codes, Rounded};
+use super::{Launch, has_shared};
 use crate::backend::BackendError;
 use crate::backend::cuda::CudaBackend;
 use crate::backend::cuda::device::Device;
@@ -14,13 +14,16 @@ use crate::backend::cuda::memory::CudaBuf;
 use crate::backend::ops::Matmul;
 use crate::quant::QuantType;
 
-/// Fewest activation rows for which tiles are faster than rows four at a time.
-const ROWS_MIN: usize = 33;
+/// Fewest activation rows for which tiles are faster than rows four at a time (measured on an H200), and fewest with so many outputs that
+/// tiles keep all multiprocessors busy.
+const ROWS_MIN: usize = 48;
+const ROWS_MIN_WIDE: usize = 16;
+const OUTPUTS_WIDE: usize = 8192;
 /// Weight rows of a tile.
 pub(super) const WEIGHT_ROWS: usize = 64;
-/// Tiles of which the next larger ones are used: four for each of 132 multiprocessors.
-const TILES_ENOUGH: usize = 528;
-/// Rows of `Rounded::fill_tiles` come in multiples of this.
+/// Tiles of 128 rows are used from this number of them on: eight for each of 132 multiprocessors, so that few idle at the end.
+const TILES_ENOUGH: usize = 1056;
+/// Rows of the scales from [`round`] come in multiples of this.
 const ROWS_PADDED: usize = 4;
 
 /// Kernels of a type by the height of their tiles: 32, 64 and 128 activation rows.
@@ -37,9 +40,14 @@ fn kernels(ty: QuantType) -> Option<[&'static str; 3]> {
     })
 }
 
-/// Whether a product of `rows` rows goes through tiles.
-pub(super) fn takes(ty: QuantType, rows: usize) -> bool {
-    rows >= ROWS_MIN && kernels(ty).is_some()
+/// Whether `op` goes through tiles.
+pub(super) fn takes(op: &Matmul<'_, '_, CudaBackend>) -> bool {
+    takes_shape(op.w.shape.ty, op.rows, op.w.shape.rows)
+}
+
+fn takes_shape(ty: QuantType, rows: usize, outputs: usize) -> bool {
+    let rows_min = if outputs >= OUTPUTS_WIDE { ROWS_MIN_WIDE } else { ROWS_MIN };
+    rows >= rows_min && kernels(ty).is_some()
 }
 
 /// Activation rows of a product, and how many groups each has.
@@ -82,11 +90,12 @@ pub(super) fn round(
     Ok(at)
 }
 
-/// Which of the heights: the largest that still has a tile for everyone. A height is 32 rows shifted by it.
-fn height(op: &Matmul<'_, '_, CudaBackend>) -> usize {
+/// Which of the heights: the largest that has tiles enough and fits the device's shared memory. A height is 32 rows shifted by it.
+fn height(device: &Device, op: &Matmul<'_, '_, CudaBackend>) -> usize {
     let outputs = op.groups * (op.w.shape.rows / op.groups).div_ceil(WEIGHT_ROWS);
-    let is_enough = |height: &usize| op.rows > 16 << height && op.rows.div_ceil(32 << height) * outputs >= TILES_ENOUGH;
-    [2, 1].into_iter().find(is_enough).unwrap_or_else(|| usize::from(op.rows > 96))
+    let ty = op.w.shape.ty;
+    let is_high = op.rows.div_ceil(128) * outputs >= TILES_ENOUGH && has_shared(device, shared_bytes(ty, 2));
+    if is_high { 2 } else { usize::from(op.rows > 32) }
 }
 
 /// Bytes of the two steps of a tile; an upper bound of `Step32` and `Step256` in the kernels.
@@ -119,7 +128,7 @@ pub(super) fn tiles(
     if shape.rows == 0 {
         return Ok(());
     }
-    let height = height(op);
+    let height = height(device, op);
     let kernel = kernels(shape.ty).expect("asked by `takes`")[height];
     let grid = [rows.div_ceil(32 << height), groups * (shape.rows / groups).div_ceil(WEIGHT_ROWS), 1];
     let launch = Launch::new(device, kernel, grid, 64 << height).shared(shared_bytes(shape.ty, height));
@@ -148,10 +157,11 @@ mod tests {
             QuantType::IQ2_XXS,
         ];
         for ty in types {
-            assert!(takes(ty, ROWS_MIN) && !takes(ty, ROWS_MIN - 1));
+            assert!(takes_shape(ty, ROWS_MIN, 64) && !takes_shape(ty, ROWS_MIN - 1, 64));
+            assert!(takes_shape(ty, ROWS_MIN_WIDE, OUTPUTS_WIDE));
             // Two blocks of 228 KiB, each with the kilobyte that the system takes and 1,536 bytes of tables.
             assert!(2 * (shared_bytes(ty, 2) + 1024 + 1536) <= 228 << 10, "{ty}");
         }
-        assert!(!takes(QuantType::F32, 1000));
+        assert!(!takes_shape(QuantType::F32, 1000, OUTPUTS_WIDE));
     }
 }
