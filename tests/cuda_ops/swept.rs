@@ -13,7 +13,6 @@ struct Swept {
     types: [QuantType; 2],
     /// Rows of each expert.
     counts: Vec<usize>,
-    rows: usize,
     hidden: usize,
     width: usize,
     room: usize,
@@ -123,21 +122,7 @@ impl Rig {
         let (x, sums, weights) =
             (self.rng.normals(rows * hidden), self.rng.normals(rows * hidden), self.rng.normals(all));
         let counts = counts.to_vec();
-        self.check(&Swept {
-            types,
-            counts,
-            rows,
-            hidden,
-            width,
-            room,
-            arithmetic,
-            w,
-            x,
-            sums,
-            weights,
-            row_ids,
-            places,
-        });
+        self.check(&Swept { types, counts, hidden, width, room, arithmetic, w, x, sums, weights, row_ids, places });
     }
 }
 
