@@ -23,6 +23,9 @@ include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 /// Shared memory that a kernel has without being asked for more.
 const SHARED_DEFAULT: u32 = 48 << 10;
 
+/// First driver (CUDA 12.4) that can be told to load a kernel before its first launch.
+const FUNC_LOAD_FROM: i32 = 12040;
+
 /// Why kernels cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -72,6 +75,10 @@ impl Modules {
     }
 
     fn load_images(&mut self, images: &[&[u8]]) -> Result<(), LoadError> {
+        let mut version = 0;
+        // SAFETY: a pointer that is valid for the call. On an error the version stays 0.
+        let _ = unsafe { sys::cuDriverGetVersion(&mut version) };
+        let loads_late = version >= FUNC_LOAD_FROM;
         for (file, image) in KERNEL_FILES.iter().zip(images) {
             // SAFETY: a fatbin, or PTX that ends with a zero byte; the driver copies what it needs.
             let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
@@ -83,6 +90,11 @@ impl Modules {
                 let function = unsafe { result::module::get_function(module, c_name) };
                 let function =
                     function.map_err(|e| LoadError::Refused { stem: file.stem, reason: format!("{name}: {e:?}") })?;
+                if loads_late {
+                    // A kernel that is loaded at its first launch waits for all that run, and some of them wait for the host.
+                    // SAFETY: a function of the module above. A failure shows again at its launch.
+                    let _ = unsafe { sys::cuFuncLoad(function) };
+                }
                 self.functions.insert(name, function);
             }
         }

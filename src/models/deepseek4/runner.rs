@@ -280,6 +280,8 @@ impl<B: Backend> Runner<B> {
         let probe = probe.as_mut().map(|p| &mut **p as &mut dyn Probe);
         let mut pass = Pass { ctx, state: &mut self.state, work: &mut self.work, probe };
         pass.start(&[token])?;
+        // A probe wants to see what the host has to hear of then.
+        let mut found = if pass.probe.is_none() { self.experts.begin_row()? } else { None };
         for layer in 0..model.config.layers.len() {
             let begun = spans::begin();
             pass.attention_sublayer(layer)?;
@@ -288,10 +290,14 @@ impl<B: Backend> Runner<B> {
             let begun = spans::begin();
             // A next layer with a table has nothing to guess.
             let next = model.weights.layers.get(layer + 1).map(|next| &next.moe);
-            pass.moe(layer).row(&*self.experts, &mut self.host.grouping, known.as_deref(), next)?;
+            match &mut found {
+                Some(found) => pass.moe(layer).row_found(&mut **found)?,
+                None => pass.moe(layer).row(&*self.experts, &mut self.host.grouping, known.as_deref(), next)?,
+            }
             pass.leave_ffn(layer)?;
             spans::end_half("experts", layer, 1, begun);
         }
+        found.map_or(Ok(()), |found| found.finish())?;
         if want != Want::None {
             pass.head(0..1, &mut self.host.logits, sink)?;
         }

@@ -348,6 +348,8 @@ impl<B: Backend> Runner<B> {
         let probe = probe.as_mut().map(|p| &mut **p as &mut dyn Probe);
         let mut pass = Pass { ctx, state: &mut self.state, work: &mut self.work, probe };
         pass.start(&[token])?;
+        // A probe wants to see what the host has to hear of then.
+        let mut found = if pass.probe.is_none() { self.experts.begin_row()? } else { None };
         for layer in 0..config.layers.len() {
             let begun = spans::begin();
             if let (Some(table), Some(under_way)) = (config.layers[layer].table, &mut rows) {
@@ -359,10 +361,14 @@ impl<B: Backend> Runner<B> {
             spans::end_half("attention", layer, 1, begun);
             let begun = spans::begin();
             let next = model.weights.layers.get(layer + 1).map(|next| &next.moe);
-            pass.moe(layer).row(&*self.experts, &mut self.host.grouping, None, next)?;
+            match &mut found {
+                Some(found) => pass.moe(layer).row_found(&mut **found)?,
+                None => pass.moe(layer).row(&*self.experts, &mut self.host.grouping, None, next)?,
+            }
             pass.leave_ffn(layer)?;
             spans::end_half("experts", layer, 1, begun);
         }
+        found.map_or(Ok(()), |found| found.finish())?;
         if want != Want::None {
             pass.head(0..1, &mut self.host.logits, sink)?;
         }

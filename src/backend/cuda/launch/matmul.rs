@@ -63,9 +63,7 @@ impl Rounded {
         block: usize,
     ) -> Result<Codes, BackendError> {
         let padded = (rows * cols).next_multiple_of(256);
-        // At most a scale for each 32 values.
-        let needed = padded + padded / 16 * 2 + padded / 32 * 4;
-        let codes = grown(&mut self.bytes.lock(), device, needed)?;
+        let codes = grown(&mut self.bytes.lock(), device, code_bytes(rows * cols))?;
         let at = Codes { codes, sums: codes + padded as u64, scales: codes + (padded + padded / 16 * 2) as u64 };
         let kernel = if block == 32 { "quantise_32" } else { "quantise_256" };
         // Four warps a block, 256 values each.
@@ -76,10 +74,26 @@ impl Rounded {
         Ok(at)
     }
 
+    /// Makes room for rows of together `values` values, and for `mid` values between two products, so that none is made later.
+    pub(in crate::backend::cuda) fn reserve(
+        &self,
+        device: &Arc<Device>,
+        (values, mid): (usize, usize),
+    ) -> Result<(), BackendError> {
+        grown(&mut self.bytes.lock(), device, code_bytes(values))?;
+        grown(&mut self.mid.lock(), device, 4 * mid).map(|_| ())
+    }
+
     /// Room for `values` values between two products.
     pub(super) fn mid(&self, device: &Arc<Device>, values: usize) -> Result<u64, BackendError> {
         grown(&mut self.mid.lock(), device, 4 * values)
     }
+}
+
+/// Bytes of `values` rounded activations, with at most a scale for each 32 of them.
+fn code_bytes(values: usize) -> usize {
+    let padded = values.next_multiple_of(256);
+    padded + padded / 16 * 2 + padded / 32 * 4
 }
 
 /// Memory of at least `needed` bytes.
