@@ -505,6 +505,35 @@ mod tests {
         assert_eq!(table.absent(&[key(1), key(2)]), [key(1)], "the question did not make expert 1 the last used");
     }
 
+    /// A copy that starts from all and then only hears of changes, at random moments.
+    #[test]
+    fn a_copy_follows_by_changes() {
+        let mut table = Table::new(5);
+        assert!(table.has_changed() && table.take_changes().is_none(), "a copy that was never made");
+        let (mut copy, mut seed) = (std::collections::BTreeMap::new(), 7u32);
+        for step in 0..2000 {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let wanted = key((seed >> 16) as u16 % 12);
+            let slot = table.find(wanted).unwrap_or_else(|| {
+                let slot = table.take().unwrap();
+                table.fill(wanted, slot)
+            });
+            table.release(slot, true);
+            // Now and then more have changed than are kept.
+            if step % 7 == 0 && !(500..700).contains(&step) {
+                match table.take_changes() {
+                    None => copy = table.all().collect(),
+                    Some(changes) => changes.into_iter().for_each(|(key, slot)| {
+                        let _ = slot.map_or_else(|| copy.remove(&key), |slot| copy.insert(key, slot));
+                    }),
+                }
+                assert_eq!(copy, table.all().collect(), "step {step}");
+                assert!(!table.has_changed());
+            }
+        }
+        assert_eq!(copy.len(), 5);
+    }
+
     #[test]
     fn slots_that_were_not_filled_or_came_twice_are_free_again() {
         let mut table = Table::new(2);

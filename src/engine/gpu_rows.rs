@@ -164,7 +164,8 @@ impl RowPass<'_> {
         for _ in &ids {
             crate::models::supply::ExpertLease::next_ready(&mut lease)?;
         }
-        let changes = self.owner.table.lock().take_changes().ok_or_else(|| failed(Lost::Table { layer: layer.layer.0 }))?;
+        let changes =
+            self.owner.table.lock().take_changes().ok_or_else(|| failed(Lost::Table { layer: layer.layer.0 }))?;
         let left = changes.iter().filter(|(_, slot)| slot.is_none()).map(|(key, _)| (*key, 0));
         let here = ids.iter().map(|id| ExpertKey { layer: layer.layer, expert: *id });
         let here = here.zip(lease.slots()).map(|(key, slot)| (key, self.owner.address(slot)));

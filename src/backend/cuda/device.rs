@@ -230,7 +230,7 @@ impl Device {
     }
 
     /// Waits for all streams, for a pass that has failed.
-    pub(super) fn settle(&self) {
+    pub fn settle(&self) {
         if self.bind().is_ok() {
             for stream in [&self.uploads, &self.arranging, &self.stream] {
                 // SAFETY: the stream lives as long as `self`. A device that failed has nothing under way.
