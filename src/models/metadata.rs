@@ -148,6 +148,14 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// Refuses the first of `rules` (whether it holds, name, value, reason) that does not hold.
+    pub fn expect(&self, rules: &[(bool, &str, usize, &str)]) -> Result<(), ConfigError> {
+        match rules.iter().find(|(holds, ..)| !holds) {
+            Some((_, name, value, reason)) => Err(ConfigError::unusable(&self.key(name), value, *reason)),
+            None => Ok(()),
+        }
+    }
+
     /// A bool.
     pub fn bool(&self, name: &str) -> Result<bool, ConfigError> {
         match self.require(name)? {

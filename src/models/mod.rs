@@ -17,6 +17,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::backend::{Backend, BackendError};
 use crate::units::TokenId;
+use blocks::backbone::Backbone;
+use blocks::matrices;
+use blocks::workspace::LOGIT_ROWS_MAX;
 use metadata::{ConfigError, MetaValue, MetadataView};
 use probe::Probe;
 use state::{StateError, StatePart, StateSink, StateSource};
@@ -263,18 +266,36 @@ pub struct Product {
 pub trait ModelConfig: Send + Sync {
     /// `general.architecture` of the file.
     fn arch(&self) -> &'static str;
+    /// Sizes and constants that every architecture has.
+    fn backbone(&self) -> &Backbone;
+    /// Layers, all with routed experts.
+    fn layer_count(&self) -> usize;
+
     /// Length that the model was trained for.
-    fn positions_max(&self) -> usize;
+    fn positions_max(&self) -> usize {
+        self.backbone().positions_max
+    }
+
     /// Layers with routed experts, experts of each, experts a token uses.
-    fn expert_shape(&self) -> (usize, usize, usize);
+    fn expert_shape(&self) -> (usize, usize, usize) {
+        (self.layer_count(), self.backbone().experts, self.backbone().experts_per_token)
+    }
+
     /// Rows of all n-gram tables that one token asks for; 0 without tables.
-    fn rows_per_token(&self) -> usize;
+    fn rows_per_token(&self) -> usize {
+        0
+    }
+
     /// Memory of a runner.
     fn runner_bytes(&self, options: &RunnerOptions) -> RunnerBytes;
     /// Memory of a frontier ([`StatePart::Frontier`]) on the host, at most.
     fn frontier_bytes(&self) -> u64;
-    /// The matrix products of a pass under `options`.
-    fn products(&self, options: &RunnerOptions) -> Vec<Product>;
+    /// The matrix products of a pass under `options`: those of `matrix_inputs` and the routers.
+    fn products(&self, options: &RunnerOptions) -> Vec<Product> {
+        let rows = (options.chunk, options.chunk.min(LOGIT_ROWS_MAX));
+        matrices::products(&self.tensor_specs(), self.matrix_inputs(), self.layer_count(), rows)
+    }
+
     /// All tensors that the file must have.
     fn tensor_specs(&self) -> Vec<weights::TensorSpec>;
     /// What every matrix but the embedding is multiplied with.

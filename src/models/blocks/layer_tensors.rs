@@ -1,4 +1,4 @@
-//! Tensors that every architecture of this family has in each layer: their list, and how they come to a device.
+//! Tensors that every architecture of this family has, around its layers and in each of them: their list, and how they come to a device.
 //! Never knows which others a layer has. Surprising fact: the bias of the router is not among them, since a layer may choose its experts
 //! without one.
 
@@ -70,6 +70,45 @@ pub struct AttentionWeights<B: Backend> {
     pub output_b: B::Mat,
 }
 
+/// Tensors that every layer has: of its attention half and of its expert half.
+pub struct Halves<B: Backend> {
+    pub hc_attention: HcWeights<B>,
+    pub hc_ffn: HcWeights<B>,
+    pub attention: AttentionWeights<B>,
+    pub moe: MoeWeights<B>,
+}
+
+/// Tensors that every model has around its layers of `L`, what all layers share, and whatever `more` an architecture has.
+pub struct Trunk<B: Backend, L, M> {
+    pub embedding: B::Mat,
+    pub output_norm: B::Buf,
+    pub output: B::Mat,
+    pub layers: Vec<L>,
+    /// Angles per position: layers with a window only, then layers with compressed rows.
+    pub rope_freqs: [B::Buf; 2],
+    pub more: M,
+}
+
+impl<B: Backend, L, M> Trunk<B, L, M> {
+    /// Loads them; `layer` loads one of `layers`.
+    pub fn load(
+        b: &Backbone,
+        loader: &Loader<'_, B>,
+        layers: usize,
+        layer: impl Fn(usize) -> Result<L, WeightsError>,
+        more: M,
+    ) -> Result<Self, WeightsError> {
+        Ok(Self {
+            embedding: loader.matrix("token_embd.weight")?,
+            output_norm: loader.vector("output_norm.weight")?,
+            output: loader.matrix("output.weight")?,
+            layers: (0..layers).map(layer).collect::<Result<_, _>>()?,
+            rope_freqs: rope_tables(b, loader)?,
+            more,
+        })
+    }
+}
+
 /// Loads the tensors of one layer.
 pub struct LayerLoader<'a, B: Backend> {
     pub loader: &'a Loader<'a, B>,
@@ -88,7 +127,7 @@ impl<B: Backend> LayerLoader<'_, B> {
     }
 
     /// The mix of the sublayer `attn` or `ffn`.
-    pub fn hyper_connection(&self, part: &str) -> Result<HcWeights<B>, WeightsError> {
+    fn hyper_connection(&self, part: &str) -> Result<HcWeights<B>, WeightsError> {
         Ok(HcWeights {
             mix: self.matrix(&format!("hc_{part}_fn"))?,
             base: self.vector(&format!("hc_{part}_base"))?,
@@ -96,8 +135,18 @@ impl<B: Backend> LayerLoader<'_, B> {
         })
     }
 
+    /// What every layer has; a bias of the router where the layer `has_bias`.
+    pub fn halves(&self, has_bias: bool) -> Result<Halves<B>, WeightsError> {
+        Ok(Halves {
+            hc_attention: self.hyper_connection("attn")?,
+            hc_ffn: self.hyper_connection("ffn")?,
+            attention: self.attention()?,
+            moe: self.experts(has_bias)?,
+        })
+    }
+
     /// The projections of the attention half.
-    pub fn attention(&self) -> Result<AttentionWeights<B>, WeightsError> {
+    fn attention(&self) -> Result<AttentionWeights<B>, WeightsError> {
         Ok(AttentionWeights {
             norm: self.vector("attn_norm")?,
             sinks: self.vector("attn_sinks")?,
@@ -112,7 +161,7 @@ impl<B: Backend> LayerLoader<'_, B> {
     }
 
     /// Router and shared expert; a bias of the router where the layer `has_bias`.
-    pub fn experts(&self, has_bias: bool) -> Result<MoeWeights<B>, WeightsError> {
+    fn experts(&self, has_bias: bool) -> Result<MoeWeights<B>, WeightsError> {
         let bias = || self.loader.vector(&format!("blk.{}.exp_probs_b.bias", self.layer));
         Ok(MoeWeights {
             norm: self.vector("ffn_norm")?,
@@ -126,7 +175,7 @@ impl<B: Backend> LayerLoader<'_, B> {
 }
 
 /// Angles per position: of layers with a window only, then of those with compressed rows.
-pub fn rope_tables<B: Backend>(b: &Backbone, loader: &Loader<'_, B>) -> Result<[B::Buf; 2], WeightsError> {
+fn rope_tables<B: Backend>(b: &Backbone, loader: &Loader<'_, B>) -> Result<[B::Buf; 2], WeightsError> {
     let put = |compressed: bool| {
         let table = loader.put("rope table", &b.rope_freqs(compressed));
         table.map_err(|source| WeightsError::Backend { name: "(rope table)".into(), source })

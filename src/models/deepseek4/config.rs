@@ -5,7 +5,6 @@
 use std::ops::Deref;
 
 use crate::models::blocks::backbone::Backbone;
-use crate::models::blocks::moe::MoeRules;
 use crate::models::blocks::rotary::Yarn;
 use crate::models::metadata::{ConfigError, Keys, MetaValue, MetadataView};
 
@@ -120,7 +119,7 @@ impl Config {
     /// Sizes that have to fit each other.
     fn check(&self, keys: &Keys<'_>) -> Result<(), ConfigError> {
         let has_indexer = self.layers.iter().any(LayerPlan::has_indexer);
-        let rules: [(bool, &str, usize, &str); 8] = [
+        keys.expect(&[
             (self.rotary.is_multiple_of(2), "rope.dimension_count", self.rotary, "rotation works on pairs"),
             (self.rotary < self.head_dim, "rope.dimension_count", self.rotary, "must be below attention.key_length"),
             (
@@ -149,13 +148,7 @@ impl Config {
             ),
             (self.rms_eps >= 0.0, "attention.layer_norm_rms_epsilon", 0, "must not be negative"),
             (self.window > 1, "attention.sliding_window", self.window, "a window of one token sees nothing"),
-        ];
-        for (holds, name, value, reason) in rules {
-            if !holds {
-                return Err(ConfigError::unusable(&keys.key(name), value, reason));
-            }
-        }
-        Ok(())
+        ])
     }
 
     /// Compressed rows that a layer of `ratio` may hold at a context of `ctx` tokens.
@@ -181,17 +174,6 @@ impl Config {
     pub fn scored_max(&self, ctx: usize) -> usize {
         let has_indexer = self.layers.iter().any(LayerPlan::has_indexer);
         if has_indexer { Self::compressed_rows(RATIO_CHOSEN, ctx) } else { 0 }
-    }
-
-    /// Which layers make compressed rows.
-    pub fn makes_rows(&self) -> Vec<bool> {
-        self.layers.iter().map(|plan| plan.ratio > 0).collect()
-    }
-
-    /// Constants of the expert half of `layer`.
-    pub fn moe_rules(&self, layer: usize) -> MoeRules {
-        let LayerPlan { limit, shared_limit, .. } = self.layers[layer];
-        MoeRules { scale: self.routed_scale, normalise: self.normalise_top_k, limit, shared_limit }
     }
 }
 

@@ -5,9 +5,9 @@
 use std::ops::Range;
 
 use super::pass::Pass;
-use super::workspace::SCORE_ROWS_MAX;
 use crate::backend::ops::{self, Visibility};
 use crate::backend::{Backend, BackendError};
+use crate::models::blocks::workspace::{SCORE_ROWS_MAX, tiles};
 use crate::models::probe::Point;
 
 impl<B: Backend> Pass<'_, B> {
@@ -17,27 +17,27 @@ impl<B: Backend> Pass<'_, B> {
         if plan.ratio == 0 {
             return Ok(0);
         }
-        let k = ctx.config.selected(plan.ratio, ctx.ctx);
+        let k = ctx.config.selected(plan.ratio, ctx.options.ctx);
         let visible = Visibility { first_pos: ctx.first_pos, ratio: plan.ratio };
         // The last row sees the most.
         if plan.has_indexer() && visible.groups(ctx.rows - 1) > k {
             self.project_index_queries(layer)?;
         }
-        for first in (0..ctx.rows).step_by(SCORE_ROWS_MAX) {
-            self.select_tile(layer, k, first..ctx.rows.min(first + SCORE_ROWS_MAX), visible)?;
+        for tile in tiles(0..ctx.rows, SCORE_ROWS_MAX) {
+            self.select_tile(layer, k, tile, visible)?;
         }
-        self.show_ids(Point::Selected, layer, k, |w| &w.selected)?;
+        self.show_ids(Point::Selected, layer, k, |w, _| &w.selected)?;
         Ok(k)
     }
 
     /// Rotated, transformed and rounded index queries, and the weight of each index head.
     fn project_index_queries(&mut self, layer: usize) -> Result<(), BackendError> {
-        let (ctx, w) = (self.ctx, &mut *self.work);
+        let (ctx, w, own) = (self.ctx, &mut *self.work, &mut *self.own);
         let c = ctx.config;
         let weights = ctx.layer(layer).indexer.as_ref().expect("loaded for layers that choose");
-        ctx.matmul(&weights.q_b, &w.q_latent, &mut w.index_q_raw)?;
-        ctx.backend.rope(ctx.rope(layer, c.index_heads, c.index_dim), &mut w.index_q_raw)?;
-        ctx.round_index(ctx.rows * c.index_heads, &w.index_q_raw, &mut w.index_q)?;
+        ctx.matmul(&weights.q_b, &w.q_latent, &mut own.index_q_raw)?;
+        ctx.backend.rope(ctx.rope(layer, c.index_heads, c.index_dim), &mut own.index_q_raw)?;
+        ctx.round_index(ctx.rows * c.index_heads, &own.index_q_raw, &mut w.index_q)?;
         ctx.matmul(&weights.head_weights, &w.x, &mut w.index_weights)
     }
 
@@ -50,24 +50,12 @@ impl<B: Backend> Pass<'_, B> {
         visible: Visibility,
     ) -> Result<(), BackendError> {
         let (ctx, w) = (self.ctx, &mut *self.work);
-        let c = ctx.config;
-        let stride = w.score_stride;
         let needs_scores = visible.groups(rows.end - 1) > k;
         if needs_scores {
             let keys = self.state.layers[layer].keys.as_ref().expect("everything complete is selected otherwise");
-            let op = ops::IndexScores {
-                q: &w.index_q,
-                head_weights: &w.index_weights,
-                keys: &keys.rows,
-                rows: rows.clone(),
-                heads: c.index_heads,
-                width: c.index_dim,
-                visible,
-                scale: 1.0 / ((c.index_dim * c.index_heads) as f32).sqrt(),
-                stride,
-            };
-            ctx.backend.index_scores(op, &mut w.scores)?;
+            ctx.score(w, &keys.rows, rows.clone(), visible)?;
         }
+        let stride = w.score_stride;
         let scores = needs_scores.then_some(&w.scores);
         let op = ops::SelectRows { scores, mask: None, rows, visible, stride, k, block: 1, words: 0 };
         ctx.backend.select_rows(op, &mut w.selected)

@@ -6,8 +6,10 @@
 use super::config::{Config, LayerPlan};
 use crate::backend::{Backend, BackendError};
 use crate::models::RunnerOptions;
+use crate::models::blocks::architecture::SequenceState;
 use crate::models::blocks::ring::{Ring, RingShape};
 use crate::models::blocks::spans::Spans;
+use crate::units::TokenId;
 
 /// One kind of compressed rows of a layer.
 pub struct CompressedState<B: Backend> {
@@ -36,7 +38,7 @@ pub struct KvState<B: Backend> {
     /// End of all that was ever written to the rings, failed sweeps and dropped tokens included.
     pub written: usize,
     /// Rows that may be written behind an end without harm to it.
-    slack: usize,
+    pub(super) slack: usize,
     /// Lengths around which every row was computed.
     pub(super) spans: Spans,
 }
@@ -69,8 +71,21 @@ pub fn kv_bytes(c: &Config, options: &RunnerOptions) -> u64 {
 }
 
 impl<B: Backend> KvState<B> {
-    /// An empty state for up to `ctx` tokens.
-    pub fn new(c: &Config, options: &RunnerOptions, backend: &B) -> Result<Self, BackendError> {
+    fn rings(&mut self) -> impl Iterator<Item = &mut Ring<B>> {
+        self.layers.iter_mut().flat_map(|layer| {
+            let kinds = layer.compressed.iter_mut().chain(&mut layer.keys);
+            std::iter::once(&mut layer.window).chain(kinds.flat_map(|kind| [&mut kind.values, &mut kind.gates]))
+        })
+    }
+
+    /// Whether the state can become that of its first `len` tokens.
+    pub fn is_within_reach(&self, len: usize) -> bool {
+        len == self.len || (len < self.len && self.written - len <= self.slack && self.spans.contains(len))
+    }
+}
+
+impl<B: Backend> SequenceState<B, Config> for KvState<B> {
+    fn new(c: &Config, options: &RunnerOptions, backend: &B) -> Result<Self, BackendError> {
         let kind = |plan: &LayerPlan, width: usize| -> Result<CompressedState<B>, BackendError> {
             let shape = compressor_shape(plan, width);
             Ok(CompressedState {
@@ -89,61 +104,41 @@ impl<B: Backend> KvState<B> {
         Ok(Self { layers, len: 0, written: 0, slack, spans: Spans::default() })
     }
 
-    fn rings(&mut self) -> impl Iterator<Item = &mut Ring<B>> {
-        self.layers.iter_mut().flat_map(|layer| {
-            let kinds = layer.compressed.iter_mut().chain(&mut layer.keys);
-            std::iter::once(&mut layer.window).chain(kinds.flat_map(|kind| [&mut kind.values, &mut kind.gates]))
-        })
+    fn len(&self) -> usize {
+        self.len
     }
 
-    /// Forgets all tokens. Buffers keep their bytes: nothing behind `len` is ever read.
-    pub fn reset(&mut self) {
+    fn reset(&mut self) {
         self.len = 0;
         self.written = 0;
         self.spans.clear();
     }
 
-    /// Whether the state can become that of its first `len` tokens.
-    pub fn is_within_reach(&self, len: usize) -> bool {
-        len == self.len || (len < self.len && self.written - len <= self.slack && self.spans.contains(len))
-    }
-
-    /// The largest length up to `len` that is within reach; 0 if there is none.
-    pub fn reach(&self, len: usize) -> usize {
-        let oldest = self.written.saturating_sub(self.slack).max(1);
-        (oldest..=len.min(self.len)).rev().find(|len| self.is_within_reach(*len)).unwrap_or(0)
-    }
-
-    /// Goes back to the first `len` tokens, which are within reach.
-    pub fn rewind(&mut self, len: usize) {
-        assert!(self.is_within_reach(len), "a state of {} tokens cannot go back to {len}", self.len);
-        self.len = len;
-        self.spans.cut(len);
-    }
-
-    /// Accepts a sweep of `rows` rows that went through all layers; the last `reach` of them can be taken back.
-    pub fn commit(&mut self, rows: usize, reach: usize) {
-        self.len += rows;
-        self.spans.commit(self.len, rows, reach);
-    }
-
-    /// `rows` rows are going to be written: keeps a copy of what a sweep may overwrite.
-    pub fn begin(&mut self, backend: &B, rows: usize) -> Result<(), BackendError> {
+    fn begin(&mut self, _c: &Config, backend: &B, rows: usize) -> Result<(), BackendError> {
         let len = self.len;
         self.written = self.written.max(len + rows);
         self.rings().try_for_each(|ring| ring.save(backend, len, rows))
     }
 
-    /// Undoes a sweep of `rows` rows that failed.
-    pub fn restore(&mut self, backend: &B, rows: usize) -> Result<(), BackendError> {
+    fn commit(&mut self, _c: &Config, tokens: &[TokenId], reach: usize) {
+        self.len += tokens.len();
+        self.spans.commit(self.len, tokens.len(), reach);
+    }
+
+    fn restore(&mut self, _c: &Config, backend: &B, rows: usize) -> Result<(), BackendError> {
         let len = self.len;
         self.rings().try_for_each(|ring| ring.restore(backend, len, rows))
     }
 
-    /// Bytes that the buffers really take.
-    pub fn allocated_bytes(&mut self, backend: &B) -> u64 {
-        let rings: u64 = self.rings().map(|ring| ring.allocated_bytes(backend)).sum();
-        let kinds = self.layers.iter().flat_map(|layer| layer.compressed.iter().chain(&layer.keys));
-        rings + kinds.map(|kind| 4 * backend.len(&kind.rows) as u64).sum::<u64>()
+    fn allocated_bytes(&self, backend: &B) -> u64 {
+        let kind = |kind: &CompressedState<B>| {
+            let rings = kind.values.allocated_bytes(backend) + kind.gates.allocated_bytes(backend);
+            rings + 4 * backend.len(&kind.rows) as u64
+        };
+        let layer = |layer: &LayerState<B>| {
+            let kinds = layer.compressed.iter().chain(&layer.keys);
+            layer.window.allocated_bytes(backend) + kinds.map(kind).sum::<u64>()
+        };
+        self.layers.iter().map(layer).sum()
     }
 }

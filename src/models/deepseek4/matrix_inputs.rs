@@ -2,11 +2,8 @@
 //! Never looks at values. Surprising fact: compressors and index keys read the same input as the attention projections.
 
 use super::config::Config;
-use super::weights::tensor_specs;
-use super::workspace::LOGIT_ROWS_MAX;
-use crate::models::blocks::matrices::{self, MatrixList};
+use crate::models::blocks::matrices::MatrixList;
 use crate::models::probe::{MatrixInput, Point};
-use crate::models::{Product, RunnerOptions};
 
 /// Every matrix of the file but the embedding, which is never multiplied with.
 pub fn matrix_inputs(c: &Config) -> Vec<MatrixInput> {
@@ -29,14 +26,4 @@ pub fn matrix_inputs(c: &Config) -> Vec<MatrixInput> {
     list.head(c.layers.len(), "output_hc_fn", Point::HeadMixIn, c.streams * c.hidden);
     list.head(c.layers.len(), "output", Point::HeadIn, c.hidden);
     list.inputs
-}
-
-/// Every product of a pass: those above and the routers.
-pub fn products(c: &Config, options: &RunnerOptions) -> Vec<Product> {
-    matrices::products(
-        &tensor_specs(c),
-        matrix_inputs(c),
-        c.layers.len(),
-        (options.chunk, options.chunk.min(LOGIT_ROWS_MAX)),
-    )
 }

@@ -4,10 +4,12 @@
 
 use super::config::{Config, LayerPlan};
 use super::kv::{KvState, kinds};
-use crate::backend::Backend;
+use crate::backend::{Backend, BackendError};
+use crate::models::blocks::architecture::SavedState;
 use crate::models::blocks::ring::Ring;
 use crate::models::blocks::saved::{LastRows, at_most, expect_shape, load_list, save_list};
 use crate::models::state::{ROLLBACK_ROWS, StateError, StatePart, StateSink, StateSource};
+use crate::units::TokenId;
 
 const SHAPE: &str = "shape";
 const EXTENT: &str = "extent";
@@ -72,40 +74,11 @@ impl<B: Backend> KvState<B> {
         Extent { len: self.len, reach: (1..=ROLLBACK_ROWS).take_while(|back| is_reached(*back)).count() }
     }
 
-    /// Writes a part of the state to `sink`.
-    pub fn save_to(
-        &self,
-        part: StatePart,
-        c: &Config,
-        backend: &B,
-        sink: &mut dyn StateSink,
-    ) -> Result<(), StateError> {
-        let (extent, shape, mut host) = (self.extent(), shape(c), Vec::new());
-        sink.room(shape.len() + Extent::NUMBERS, self.frontier_values(extent, c));
-        sink.numbers(SHAPE, &shape)?;
-        sink.numbers(EXTENT, &[extent.len, extent.reach].map(|number| number as u64))?;
-        for (layer, plan) in self.layers.iter().zip(&c.layers) {
-            let last = last_rows(&layer.window, extent.len, extent.window(c));
-            last.save(WINDOW, &layer.window.rows, backend, sink, &mut host)?;
-            for kind in layer.compressed.iter().chain(&layer.keys) {
-                for (name, ring) in [(VALUES, &kind.values), (GATES, &kind.gates)] {
-                    last_rows(ring, extent.len, extent.inputs(plan))
-                        .save(name, &ring.rows, backend, sink, &mut host)?;
-                }
-            }
-        }
-        if part == StatePart::Frontier {
-            return Ok(());
-        }
-        for (layer, plan) in self.layers.iter().zip(&c.layers) {
-            let lists = [(ROWS, &layer.compressed, c.head_dim), (KEYS, &layer.keys, c.index_dim)];
-            for (name, kind, width) in lists {
-                if let Some(kind) = kind {
-                    save_list(name, (&kind.rows, extent.rows(plan) * width), backend, sink, &mut host)?;
-                }
-            }
-        }
-        Ok(())
+    /// Forgets what follows the first `len` tokens, which are within reach.
+    fn end_at(&mut self, len: usize) {
+        assert!(self.is_within_reach(len), "a state of {} tokens cannot go back to {len}", self.len);
+        self.len = len;
+        self.spans.cut(len);
     }
 
     fn frontier_values(&self, extent: Extent, c: &Config) -> usize {
@@ -115,34 +88,6 @@ impl<B: Backend> KvState<B> {
             extent.window(c) * layer.window.width() + inputs
         });
         layers.sum()
-    }
-
-    /// Takes a saved part back, up to its first `kept` tokens, in a context of `ctx`. After an error the state is of no use.
-    pub fn load_from(
-        &mut self,
-        (part, kept, ctx): (StatePart, usize, usize),
-        c: &Config,
-        backend: &B,
-        source: &mut dyn StateSource,
-    ) -> Result<(), StateError> {
-        expect_shape(SHAPE, &shape(c), source)?;
-        let mut numbers = [0; Extent::NUMBERS];
-        source.numbers(EXTENT, &mut numbers)?;
-        let len = at_most("the number of tokens", numbers[0], ctx)?;
-        let reach = at_most("the number of tokens that can be taken back", numbers[1], ROLLBACK_ROWS.min(len))?;
-        if !(len - reach..=len).contains(&kept) {
-            return Err(StateError::mismatch("the number of tokens", kept, len));
-        }
-        let extent = Extent { len, reach };
-        self.load_rings(extent, c, backend, source)?;
-        match part {
-            StatePart::Frontier => assert!(kept <= self.len, "what a frontier ends is no longer there"),
-            StatePart::Whole => self.load_lists(extent, c, backend, source)?,
-        }
-        (self.len, self.written) = (len, len);
-        self.spans.reset_to(len - reach, len);
-        self.rewind(kept);
-        Ok(())
     }
 
     /// What is overwritten as the sequence moves on.
@@ -184,6 +129,79 @@ impl<B: Backend> KvState<B> {
                 }
             }
         }
+        Ok(())
+    }
+}
+
+impl<B: Backend> SavedState<B, Config> for KvState<B> {
+    fn reach(&self, _c: &Config, len: usize) -> usize {
+        let oldest = self.written.saturating_sub(self.slack).max(1);
+        (oldest..=len.min(self.len)).rev().find(|len| self.is_within_reach(*len)).unwrap_or(0)
+    }
+
+    /// Costs nothing: rings are by position.
+    fn rewind(&mut self, _c: &Config, _backend: &B, kept: &[TokenId]) -> Result<bool, BackendError> {
+        let is_possible = self.is_within_reach(kept.len());
+        if is_possible {
+            self.end_at(kept.len());
+        }
+        Ok(is_possible)
+    }
+
+    fn save_to(&self, part: StatePart, c: &Config, backend: &B, sink: &mut dyn StateSink) -> Result<(), StateError> {
+        let (extent, shape, mut host) = (self.extent(), shape(c), Vec::new());
+        sink.room(shape.len() + Extent::NUMBERS, self.frontier_values(extent, c));
+        sink.numbers(SHAPE, &shape)?;
+        sink.numbers(EXTENT, &[extent.len, extent.reach].map(|number| number as u64))?;
+        for (layer, plan) in self.layers.iter().zip(&c.layers) {
+            let last = last_rows(&layer.window, extent.len, extent.window(c));
+            last.save(WINDOW, &layer.window.rows, backend, sink, &mut host)?;
+            for kind in layer.compressed.iter().chain(&layer.keys) {
+                for (name, ring) in [(VALUES, &kind.values), (GATES, &kind.gates)] {
+                    last_rows(ring, extent.len, extent.inputs(plan))
+                        .save(name, &ring.rows, backend, sink, &mut host)?;
+                }
+            }
+        }
+        if part == StatePart::Frontier {
+            return Ok(());
+        }
+        for (layer, plan) in self.layers.iter().zip(&c.layers) {
+            let lists = [(ROWS, &layer.compressed, c.head_dim), (KEYS, &layer.keys, c.index_dim)];
+            for (name, kind, width) in lists {
+                if let Some(kind) = kind {
+                    save_list(name, (&kind.rows, extent.rows(plan) * width), backend, sink, &mut host)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn load_from(
+        &mut self,
+        (part, kept, ctx): (StatePart, &[TokenId], usize),
+        c: &Config,
+        backend: &B,
+        source: &mut dyn StateSource,
+    ) -> Result<(), StateError> {
+        let kept = kept.len();
+        expect_shape(SHAPE, &shape(c), source)?;
+        let mut numbers = [0; Extent::NUMBERS];
+        source.numbers(EXTENT, &mut numbers)?;
+        let len = at_most("the number of tokens", numbers[0], ctx)?;
+        let reach = at_most("the number of tokens that can be taken back", numbers[1], ROLLBACK_ROWS.min(len))?;
+        if !(len - reach..=len).contains(&kept) {
+            return Err(StateError::mismatch("the number of tokens", kept, len));
+        }
+        let extent = Extent { len, reach };
+        self.load_rings(extent, c, backend, source)?;
+        match part {
+            StatePart::Frontier => assert!(kept <= self.len, "what a frontier ends is no longer there"),
+            StatePart::Whole => self.load_lists(extent, c, backend, source)?,
+        }
+        (self.len, self.written) = (len, len);
+        self.spans.reset_to(len - reach, len);
+        self.end_at(kept);
         Ok(())
     }
 }

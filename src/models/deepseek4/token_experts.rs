@@ -1,9 +1,18 @@
-//! Experts that follow from the token id (spec 3.9): a table row for each token.
+//! Experts that follow from the token id (spec 3.9): a table row for each token, and the reads that can begin with it (2.6).
 //! Never keeps the file's bytes: those of a model on a GPU leave the host. Surprising fact: the experts of a row are distinct in every file
 //! that is accepted, since an expert that a token used twice would be computed once.
 
+use std::sync::Arc;
+
+use super::architecture::V4;
+use super::config::Config;
+use crate::backend::Backend;
+use crate::models::blocks::architecture::{Feed, Here};
+use crate::models::blocks::suffix::Suffix;
+use crate::models::supply::RowSupply;
 use crate::models::weights::WeightsError;
-use crate::units::TokenId;
+use crate::models::{ModelError, RunnerOptions};
+use crate::units::{ExpertKey, TokenId};
 
 /// The table of one layer.
 pub struct TokenExperts {
@@ -46,6 +55,69 @@ impl TokenExperts {
         let mut ids = Vec::with_capacity(tokens.len() * self.k);
         tokens.iter().for_each(|token| self.extend(*token, &mut ids));
         ids
+    }
+}
+
+/// Reads of experts that are known with the token (spec 2.6): the supply is told of them, once, ahead of the pass.
+pub struct KnownExperts {
+    /// Experts of the announced token.
+    known: Vec<ExpertKey>,
+    /// Position and id of the token whose experts the supply was told.
+    announced: Option<(usize, TokenId)>,
+    bytes: u64,
+}
+
+impl KnownExperts {
+    /// Bytes of the tables: they belong to all sequences of a model, of which there is one in most runs.
+    pub fn bytes_for(c: &Config) -> u64 {
+        let tables = c.layers.iter().filter(|layer| layer.is_hashed).count() as u64;
+        tables * TokenExperts::bytes_for(c.vocab, c.experts_per_token)
+    }
+
+    /// Tells the supply which experts `token` will use in layers with a table.
+    fn announce<B: Backend>(&mut self, here: Here<'_, B, V4>, token: TokenId) {
+        let next = Some((here.state.len, token));
+        if self.announced == next {
+            return;
+        }
+        self.announced = next;
+        self.known.clear();
+        for (layer, weights) in here.model.weights.layers.iter().enumerate() {
+            if let Some(table) = &weights.token_experts {
+                let key = |id: i32| ExpertKey::new(layer as u16, id as u16);
+                self.known.extend(table.of(&[token]).into_iter().map(key));
+            }
+        }
+        if !self.known.is_empty() {
+            here.experts.announce(&self.known);
+        }
+    }
+}
+
+impl<B: Backend> Feed<B, V4> for KnownExperts {
+    fn new(c: &Config, _options: &RunnerOptions, _rows: Option<Arc<dyn RowSupply>>) -> Result<Self, ModelError> {
+        let known = Vec::with_capacity(c.layers.len() * c.experts_per_token);
+        Ok(Self { known, announced: None, bytes: Self::bytes_for(c) })
+    }
+
+    /// Experts of more than one token may not fit the cache beside each other, and a sweep asks for each layer's in time.
+    fn prefetch(&mut self, here: Here<'_, B, V4>, tokens: &[TokenId]) -> Result<(), ModelError> {
+        if let &[token] = tokens {
+            self.announce(here, token);
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self) {
+        self.announced = None;
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn begin(&mut self, here: Here<'_, B, V4>, tokens: &[TokenId], _suffix: &Suffix) -> Result<(), ModelError> {
+        self.prefetch(here, tokens)
     }
 }
 

@@ -2,12 +2,13 @@
 //! Never touches routed experts beyond their shapes. Surprising fact: the output head's mix is a set of collapse weights only; it is padded
 //! to a whole mix, so that the same op computes it.
 
+use std::ops::Deref;
+
 use super::config::{Config, LayerPlan};
 use super::token_experts::TokenExperts;
 use crate::backend::Backend;
 use crate::models::blocks::hyper_connections::HcWeights;
-use crate::models::blocks::layer_tensors::{AttentionWeights, LayerLoader, SpecList, rope_tables};
-use crate::models::blocks::moe::MoeWeights;
+use crate::models::blocks::layer_tensors::{Halves, LayerLoader, SpecList, Trunk};
 use crate::models::weights::{Loader, TensorSpec, TypeClass, WeightSource, WeightsError, check};
 
 /// Tensors of one kind of compressed rows.
@@ -28,25 +29,28 @@ pub struct IndexerWeights<B: Backend> {
 
 /// Resident tensors of one layer.
 pub struct LayerWeights<B: Backend> {
-    pub hc_attention: HcWeights<B>,
-    pub hc_ffn: HcWeights<B>,
-    pub attention: AttentionWeights<B>,
+    halves: Halves<B>,
     pub compressor: Option<CompressorWeights<B>>,
     pub indexer: Option<IndexerWeights<B>>,
-    pub moe: MoeWeights<B>,
     /// Experts by token, instead of a choice by the router.
     pub token_experts: Option<TokenExperts>,
 }
 
+impl<B: Backend> Deref for LayerWeights<B> {
+    type Target = Halves<B>;
+
+    fn deref(&self) -> &Halves<B> {
+        &self.halves
+    }
+}
+
 /// All resident tensors, and tables derived from the configuration.
-pub struct Weights<B: Backend> {
-    pub embedding: B::Mat,
+pub type Weights<B> = Trunk<B, LayerWeights<B>, More<B>>;
+
+/// What there is besides the layers and the trunk of every model.
+pub struct More<B: Backend> {
+    /// The mix of the output head.
     pub head_hc: HcWeights<B>,
-    pub output_norm: B::Buf,
-    pub output: B::Mat,
-    pub layers: Vec<LayerWeights<B>>,
-    /// Angles per position: window-only layers, then layers with compressed rows.
-    pub rope_freqs: [B::Buf; 2],
     /// `[head_dim]` ones: query heads are normalised without a weight.
     pub ones: B::Buf,
     /// `[index_dim, index_dim]`: the orthogonal Hadamard transform (spec 3.6).
@@ -96,29 +100,21 @@ fn compressors(specs: &mut SpecList, c: &Config, (layer, plan): (usize, &LayerPl
     }
 }
 
-impl<B: Backend> Weights<B> {
-    /// Checks all tensors of the file, then loads the resident ones.
-    pub fn load(config: &Config, backend: &B, source: &dyn WeightSource) -> Result<Self, WeightsError> {
-        check(&tensor_specs(config), source)?;
-        let loader = Loader::new(backend, source);
-        let derived = |what: &str| {
-            let name = format!("({what})");
-            move |source| WeightsError::Backend { name, source }
-        };
-        let dim = config.index_dim;
-        Ok(Self {
-            embedding: loader.matrix("token_embd.weight")?,
-            head_hc: head_hc(config, &loader)?,
-            output_norm: loader.vector("output_norm.weight")?,
-            output: loader.matrix("output.weight")?,
-            layers: (0..config.layers.len())
-                .map(|layer| LayerWeights::load(config, layer, &loader))
-                .collect::<Result<_, _>>()?,
-            rope_freqs: rope_tables(config, &loader)?,
-            ones: loader.put("ones", &vec![1.0; config.head_dim]).map_err(derived("ones"))?,
-            hadamard: loader.put_matrix(dim, dim, &hadamard(dim)).map_err(derived("Hadamard matrix"))?,
-        })
-    }
+/// Checks all tensors of the file, then loads the resident ones.
+pub fn load<B: Backend>(config: &Config, backend: &B, source: &dyn WeightSource) -> Result<Weights<B>, WeightsError> {
+    check(&tensor_specs(config), source)?;
+    let loader = Loader::new(backend, source);
+    let derived = |what: &str| {
+        let name = format!("({what})");
+        move |source| WeightsError::Backend { name, source }
+    };
+    let dim = config.index_dim;
+    let more = More {
+        head_hc: head_hc(config, &loader)?,
+        ones: loader.put("ones", &vec![1.0; config.head_dim]).map_err(derived("ones"))?,
+        hadamard: loader.put_matrix(dim, dim, &hadamard(dim)).map_err(derived("Hadamard matrix"))?,
+    };
+    Trunk::load(config, &loader, config.layers.len(), |layer| LayerWeights::load(config, layer, &loader), more)
 }
 
 /// The mix of the output head (spec 3.13) as a mix of which only the collapse weights mean something.
@@ -169,13 +165,10 @@ impl<B: Backend> LayerWeights<B> {
             TokenExperts::new(&name, loader.table(&name)?.as_slice(), config.experts_per_token, config.experts)
         };
         Ok(Self {
-            hc_attention: tensors.hyper_connection("attn")?,
-            hc_ffn: tensors.hyper_connection("ffn")?,
-            attention: tensors.attention()?,
+            // A bias of the router beside a table is unused (spec 3.9).
+            halves: tensors.halves(!plan.is_hashed)?,
             compressor: (plan.ratio > 0).then(|| compressor("attn")).transpose()?,
             indexer: plan.has_indexer().then(indexer).transpose()?,
-            // A bias beside a table is unused (spec 3.9).
-            moe: tensors.experts(!plan.is_hashed)?,
             token_experts: plan.is_hashed.then(token_experts).transpose()?,
         })
     }

@@ -5,6 +5,7 @@
 use super::pass::Pass;
 use crate::backend::ops::{self, CacheFormat};
 use crate::backend::{Backend, BackendError};
+use crate::models::blocks::attention::Window;
 use crate::models::probe::Point;
 
 impl<B: Backend> Pass<'_, B> {
@@ -13,24 +14,15 @@ impl<B: Backend> Pass<'_, B> {
         let c = self.ctx.config;
         self.project_input(layer)?;
         self.project_queries(layer)?;
-        self.show(Point::QueryLatent, layer, c.q_rank, |w| &w.q_latent)?;
+        self.show(Point::QueryLatent, layer, c.q_rank, |w, _| &w.q_latent)?;
         self.keep_window(layer)?;
         self.compress(layer)?;
         self.select(layer)?;
         self.attend(layer)?;
-        self.show(Point::HeadsOut, layer, c.q_width(), |w| &w.heads_out)?;
+        self.show(Point::HeadsOut, layer, c.q_width(), |w, _| &w.heads_out)?;
         self.project_groups(layer)?;
-        self.show(Point::GroupsOut, layer, c.o_groups * c.o_rank, |w| &w.groups_out)?;
-        let (ctx, w) = (self.ctx, &mut *self.work);
-        ctx.matmul(&ctx.layer(layer).attention.output_b, &w.groups_out, &mut w.y)
-    }
-
-    /// What queries and window rows are made of: both products of the input.
-    fn project_input(&mut self, layer: usize) -> Result<(), BackendError> {
-        let (ctx, w) = (self.ctx, &mut *self.work);
-        let weights = &ctx.layer(layer).attention;
-        let (a, b) = (ctx.backend.view(&weights.q_a), ctx.backend.view(&weights.kv));
-        ctx.backend.matmul_pair(ops::MatmulPair { a, b, x: &w.x, rows: ctx.rows }, &mut w.q_raw, &mut w.kv_raw)
+        self.show(Point::GroupsOut, layer, c.o_width(), |w, _| &w.groups_out)?;
+        self.project_output(layer)
     }
 
     /// Spec 3.4: `q_latent` (kept for the indexer) and rotated query heads.
@@ -42,15 +34,8 @@ impl<B: Backend> Pass<'_, B> {
         ctx.backend.rope(ctx.rope(layer, c.heads, c.head_dim), &mut w.q)
     }
 
-    /// The window row of each token alone, where nobody needs its queries.
-    pub fn project_window(&mut self, layer: usize) -> Result<(), BackendError> {
-        let (ctx, w) = (self.ctx, &mut *self.work);
-        ctx.matmul(&ctx.layer(layer).attention.kv, &w.x, &mut w.kv_raw)?;
-        self.keep_window(layer)
-    }
-
     /// Spec 3.4: the window row of each token, rotated, rounded and stored.
-    fn keep_window(&mut self, layer: usize) -> Result<(), BackendError> {
+    pub fn keep_window(&mut self, layer: usize) -> Result<(), BackendError> {
         let (ctx, w) = (self.ctx, &mut *self.work);
         let (c, weights) = (ctx.config, &ctx.layer(layer).attention);
         ctx.norm(&w.kv_raw, &weights.kv_norm, (ctx.rows, c.head_dim), &mut w.kv)?;
@@ -71,33 +56,7 @@ impl<B: Backend> Pass<'_, B> {
             selected: &w.selected,
             k: c.index_top_k,
         });
-        let op = ops::Attention {
-            q: &w.q,
-            window: &state.windows[layer],
-            window_slots: state.window_slots,
-            window_len: c.window,
-            compressed,
-            sinks: &ctx.layer(layer).attention.sinks,
-            rows: ctx.rows,
-            heads: c.heads,
-            width: c.head_dim,
-            first_pos: ctx.first_pos,
-            scale: 1.0 / (c.head_dim as f32).sqrt(),
-        };
-        ctx.backend.attention(op, &mut w.heads_out)?;
-        let back = ops::Rope { inverse: true, ..ctx.rope(layer, c.heads, c.head_dim) };
-        ctx.backend.rope(back, &mut w.heads_out)
-    }
-
-    /// Spec 3.8, last line: each group of heads through its own block of the first output matrix.
-    fn project_groups(&mut self, layer: usize) -> Result<(), BackendError> {
-        let (ctx, w) = (self.ctx, &mut *self.work);
-        let op = ops::Matmul {
-            w: ctx.backend.view(&ctx.layer(layer).attention.output_a),
-            x: &w.heads_out,
-            rows: ctx.rows,
-            groups: ctx.config.o_groups,
-        };
-        ctx.backend.matmul(op, &mut w.groups_out)
+        let window = Window { rows: &state.windows[layer], slots: state.window_slots };
+        ctx.attend(layer, &w.q, window, compressed, &mut w.heads_out)
     }
 }

@@ -40,35 +40,35 @@ impl<B: Backend> Pass<'_, B> {
 
     /// `latent = [closed groups, head_dim]`; returns how many.
     fn make_latents(&mut self, layer: usize, owner: usize) -> Result<usize, BackendError> {
-        let (ctx, w) = (self.ctx, &mut *self.work);
+        let (ctx, x, own) = (self.ctx, &self.work.x, &mut *self.own);
         let width = ctx.config.head_dim;
         let weights = ctx.layer(layer).compressor.as_ref().expect("loaded for layers that make rows");
         let Some(gate) = &weights.gate else {
-            ctx.matmul(&weights.values, &w.x, &mut w.pair_values)?;
-            ctx.norm(&w.pair_values, &weights.norm, (ctx.rows, width), &mut w.latent)?;
+            ctx.matmul(&weights.values, x, &mut own.pair_values)?;
+            ctx.norm(&own.pair_values, &weights.norm, (ctx.rows, width), &mut own.latent)?;
             return Ok(ctx.rows);
         };
         let (a, b) = (ctx.backend.view(&weights.values), ctx.backend.view(gate));
-        let pair = ops::MatmulPair { a, b, x: &w.x, rows: ctx.rows };
-        ctx.backend.matmul_pair(pair, &mut w.pair_values, &mut w.pair_gates)?;
+        let pair = ops::MatmulPair { a, b, x, rows: ctx.rows };
+        ctx.backend.matmul_pair(pair, &mut own.pair_values, &mut own.pair_gates)?;
         let state = &mut *self.state;
         let [first, second] = state.owners[owner].open.as_mut().expect("kept for ratio 2");
         let is_swapped = (state.open_now + ctx.piece) % 2 == 1;
         let (now, next) = if is_swapped { (second, first) } else { (first, second) };
         let op = ops::PoolPairs {
-            values: &w.pair_values,
-            gates: &w.pair_gates,
+            values: &own.pair_values,
+            gates: &own.pair_gates,
             open_values: &now.values,
             open_gates: &now.gates,
             rows: ctx.rows,
             width,
             first_pos: ctx.first_pos,
         };
-        let out = ops::PairsOut { pooled: &mut w.pooled, open_values: &mut next.values, open_gates: &mut next.gates };
+        let out = ops::PairsOut { pooled: &mut own.pooled, open_values: &mut next.values, open_gates: &mut next.gates };
         let closed = ctx.backend.pool_pairs(op, out)?;
-        self.state.keep_pairs(owner, ctx, (&self.work.pair_values, &self.work.pair_gates))?;
-        let w = &mut *self.work;
-        ctx.norm(&w.pooled, &weights.norm, (closed, width), &mut w.latent)?;
+        self.state.keep_pairs(owner, ctx, (&self.own.pair_values, &self.own.pair_gates))?;
+        let own = &mut *self.own;
+        ctx.norm(&own.pooled, &weights.norm, (closed, width), &mut own.latent)?;
         Ok(closed)
     }
 
@@ -81,23 +81,23 @@ impl<B: Backend> Pass<'_, B> {
         };
         let (width, closed) = (ctx.config.index_dim, groups.closed);
         let latents = (closed, ctx.config.head_dim);
-        self.show_some(Point::IndexKeyIn, (layer, groups.before * groups.ratio), latents, |w| &w.latent)?;
-        let w = &mut *self.work;
-        ctx.matmul_rows(project, &w.latent, closed, &mut w.key_raw)?;
-        ctx.norm(&w.key_raw, norm, (closed, width), &mut w.key)?;
-        ctx.backend.rope(groups.rope(ctx.rope(layer, 1, width)), &mut w.key)?;
-        ctx.round(CacheFormat::Fp4Block32, closed * width, &mut w.key)?;
+        self.show_some(Point::IndexKeyIn, (layer, groups.before * groups.ratio), latents, |_, own| &own.latent)?;
+        let own = &mut *self.own;
+        ctx.matmul_rows(project, &own.latent, closed, &mut own.key_raw)?;
+        ctx.norm(&own.key_raw, norm, (closed, width), &mut own.key)?;
+        ctx.backend.rope(groups.rope(ctx.rope(layer, 1, width)), &mut own.key)?;
+        ctx.round(CacheFormat::Fp4Block32, closed * width, &mut own.key)?;
         let keys = self.state.owners[owner].keys.as_mut().expect("kept where keys are made");
-        ctx.backend.copy(&w.key, 0, keys, groups.before * width, closed * width)
+        ctx.backend.copy(&own.key, 0, keys, groups.before * width, closed * width)
     }
 
     /// The new groups themselves, rotated and rounded.
     fn store_latents(&mut self, layer: usize, owner: usize, groups: Groups) -> Result<(), BackendError> {
         let (ctx, width) = (self.ctx, self.ctx.config.head_dim);
-        let w = &mut *self.work;
-        ctx.backend.rope(groups.rope(ctx.rope(layer, 1, width)), &mut w.latent)?;
-        ctx.round(CacheFormat::Fp4Block16, groups.closed * width, &mut w.latent)?;
+        let own = &mut *self.own;
+        ctx.backend.rope(groups.rope(ctx.rope(layer, 1, width)), &mut own.latent)?;
+        ctx.round(CacheFormat::Fp4Block16, groups.closed * width, &mut own.latent)?;
         let rows = &mut self.state.owners[owner].rows;
-        ctx.backend.copy(&w.latent, 0, rows, groups.before * width, groups.closed * width)
+        ctx.backend.copy(&own.latent, 0, rows, groups.before * width, groups.closed * width)
     }
 }

@@ -6,7 +6,6 @@ use std::ops::Deref;
 
 use super::schedule::{self, LayerPlan};
 use crate::models::blocks::backbone::Backbone;
-use crate::models::blocks::moe::MoeRules;
 use crate::models::blocks::rotary::Yarn;
 use crate::models::metadata::{ConfigError, Keys, MetadataView};
 
@@ -133,7 +132,7 @@ impl Config {
 
     /// Sizes that have to fit each other.
     fn check(&self, keys: &Keys<'_>) -> Result<(), ConfigError> {
-        let rules: [(bool, &str, usize, &str); 10] = [
+        keys.expect(&[
             (self.head_dim.is_multiple_of(32), "head_dim", self.head_dim, "cache rows are blocks of 32 values"),
             (self.index_dim.is_multiple_of(32), "index_head_dim", self.index_dim, "index rows are blocks of 32 values"),
             (self.rotary.is_multiple_of(2), "qk_rope_head_dim", self.rotary, "rotation works on pairs"),
@@ -154,18 +153,7 @@ impl Config {
                 self.candidate_blocks_max,
                 "candidate blocks hold fewer rows than index_topk selects",
             ),
-        ];
-        for (holds, name, value, reason) in rules {
-            if !holds {
-                return Err(ConfigError::unusable(&keys.key(name), value, reason));
-            }
-        }
-        Ok(())
-    }
-
-    /// Which layers make compressed rows.
-    pub fn makes_rows(&self) -> Vec<bool> {
-        self.layers.iter().map(|plan| plan.makes_rows).collect()
+        ])
     }
 
     /// Compressed rows that `owner` may hold at a context of `ctx` tokens (spec 5.1).
@@ -181,12 +169,6 @@ impl Config {
     /// Most compressed rows that any layer sees at a context of `ctx` tokens.
     pub fn compressed_rows_max(&self, ctx: usize) -> usize {
         (0..self.owners.len()).map(|o| self.owner_rows(o, ctx)).max().unwrap_or(0)
-    }
-
-    /// Constants of the expert half (spec 3.9).
-    pub fn moe_rules(&self) -> MoeRules {
-        let limit = self.swiglu_limit;
-        MoeRules { scale: self.routed_scale, normalise: self.normalise_top_k, limit, shared_limit: limit }
     }
 }
 

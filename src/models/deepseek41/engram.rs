@@ -88,19 +88,19 @@ impl<B: Backend> Pass<'_, B> {
         for ((row, bytes), values) in rows.iter().zip(bytes.chunks_exact(engram.row_bytes)).zip(values) {
             engram.decode(bytes, values).map_err(|what| ModelError::RowData { layer, row: *row, what })?;
         }
-        ctx.backend.upload(&host[..ctx.rows * width], &mut self.work.engram_rows, 0)?;
-        self.show(Point::EngramEmbedding, layer, width, |w| &w.engram_rows)?;
+        ctx.backend.upload(&host[..ctx.rows * width], &mut self.own.engram_rows, 0)?;
+        self.show(Point::EngramEmbedding, layer, width, |_, own| &own.engram_rows)?;
         self.engram_gate(layer)?;
-        Ok(self.show(Point::EngramGate, layer, c.streams, |w| &w.engram_gates)?)
+        Ok(self.show(Point::EngramGate, layer, c.streams, |_, own| &own.engram_gates)?)
     }
 
     /// Keys and value from the rows, then the gated addition to each stream.
     fn engram_gate(&mut self, layer: usize) -> Result<(), BackendError> {
-        let (ctx, w) = (self.ctx, &mut *self.work);
+        let (ctx, own) = (self.ctx, &mut *self.own);
         let weights = ctx.layer(layer).engram.as_ref().expect("loaded for layers with a table");
-        ctx.matmul(&weights.keys_value, &w.engram_rows, &mut w.engram_kv)?;
+        ctx.matmul(&weights.keys_value, &own.engram_rows, &mut own.engram_kv)?;
         let op = ops::EngramGate {
-            keys_value: &w.engram_kv,
+            keys_value: &own.engram_kv,
             q_norm: &weights.q_norm,
             k_norm: &weights.k_norm,
             rows: ctx.rows,
@@ -109,6 +109,6 @@ impl<B: Backend> Pass<'_, B> {
             rms_eps: ctx.config.rms_eps,
             floor: GATE_FLOOR,
         };
-        ctx.backend.engram_gate(op, &mut w.streams, &mut w.engram_gates)
+        ctx.backend.engram_gate(op, &mut self.work.streams, &mut own.engram_gates)
     }
 }

@@ -17,7 +17,7 @@ impl<B: Backend> Pass<'_, B> {
     /// Input of a sublayer: streams collapsed with the carried weights, then normalised.
     pub fn collapse_and_norm(&mut self, norm: &B::Buf) -> Result<(), BackendError> {
         let (ctx, w) = (self.ctx, &mut *self.work);
-        ctx.hc().collapse(&w.streams, &w.carried, &mut w.collapsed)?;
+        ctx.hc().collapse(&w.streams, &self.own.carried, &mut w.collapsed)?;
         ctx.norm(&w.collapsed, norm, (ctx.rows, ctx.config.hidden), &mut w.x)
     }
 
@@ -25,7 +25,7 @@ impl<B: Backend> Pass<'_, B> {
     pub fn expand(&mut self) -> Result<(), BackendError> {
         let (hc, w) = (self.ctx.hc(), &mut *self.work);
         hc.expand(&w.y, &w.post, &w.comb, &mut w.streams)?;
-        std::mem::swap(&mut w.carried, &mut w.pre);
+        std::mem::swap(&mut self.own.carried, &mut w.pre);
         Ok(())
     }
 }

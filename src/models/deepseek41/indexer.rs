@@ -5,9 +5,9 @@
 use std::ops::Range;
 
 use super::pass::Pass;
-use super::workspace::SCORE_ROWS_MAX;
 use crate::backend::ops::{self, CacheFormat, Visibility};
 use crate::backend::{Backend, BackendError};
+use crate::models::blocks::workspace::{SCORE_ROWS_MAX, tiles};
 use crate::models::probe::Point;
 
 impl<B: Backend> Pass<'_, B> {
@@ -25,13 +25,12 @@ impl<B: Backend> Pass<'_, B> {
         if most > c.index_top_k || needs_blocks {
             self.project_index_queries(layer)?;
         }
-        for first in (0..rows).step_by(SCORE_ROWS_MAX) {
-            let tile = first..rows.min(first + SCORE_ROWS_MAX);
+        for tile in tiles(0..rows, SCORE_ROWS_MAX) {
             self.select_tile(layer, keyed, tile, visible)?;
         }
-        self.show_ids(Point::Selected, layer, c.index_top_k, |w| &w.selected)?;
+        self.show_ids(Point::Selected, layer, c.index_top_k, |w, _| &w.selected)?;
         if plan.makes_candidates {
-            self.show_ids(Point::Candidates, layer, self.work.words, |w| &w.candidates)?;
+            self.show_ids(Point::Candidates, layer, self.own.words, |_, own| &own.candidates)?;
         }
         Ok(())
     }
@@ -55,27 +54,17 @@ impl<B: Backend> Pass<'_, B> {
         rows: Range<usize>,
         visible: Visibility,
     ) -> Result<(), BackendError> {
-        let (ctx, w) = (self.ctx, &mut *self.work);
+        let (ctx, w, own) = (self.ctx, &mut *self.work, &mut *self.own);
         let c = ctx.config;
         let plan = c.layers[layer];
         let most = visible.groups(rows.end - 1);
         let needs_blocks = plan.makes_candidates && most.div_ceil(c.candidate_block) > c.candidate_blocks_max;
         let needs_scores = most > c.index_top_k || needs_blocks;
-        let stride = w.score_stride;
         if needs_scores {
-            let op = ops::IndexScores {
-                q: &w.index_q,
-                head_weights: &w.index_weights,
-                keys: self.state.owners[keyed].keys.as_ref().expect("the schedule names an owner with keys"),
-                rows: rows.clone(),
-                heads: c.index_heads,
-                width: c.index_dim,
-                visible,
-                scale: 1.0 / ((c.index_dim * c.index_heads) as f32).sqrt(),
-                stride,
-            };
-            ctx.backend.index_scores(op, &mut w.scores)?;
+            let keys = self.state.owners[keyed].keys.as_ref().expect("the schedule names an owner with keys");
+            ctx.score(w, keys, rows.clone(), visible)?;
         }
+        let stride = w.score_stride;
         if plan.makes_candidates {
             let op = ops::CandidateBlocks {
                 scores: needs_blocks.then_some(&w.scores),
@@ -84,19 +73,19 @@ impl<B: Backend> Pass<'_, B> {
                 stride,
                 block: c.candidate_block,
                 blocks_max: c.candidate_blocks_max,
-                words: w.words,
+                words: own.words,
             };
-            ctx.backend.candidate_blocks(op, &mut w.candidates)?;
+            ctx.backend.candidate_blocks(op, &mut own.candidates)?;
         }
         let op = ops::SelectRows {
             scores: needs_scores.then_some(&w.scores),
-            mask: plan.masked.then_some(&w.candidates),
+            mask: plan.masked.then_some(&own.candidates),
             rows,
             visible,
             stride,
             k: c.index_top_k,
             block: c.candidate_block,
-            words: w.words,
+            words: own.words,
         };
         ctx.backend.select_rows(op, &mut w.selected)
     }

@@ -7,6 +7,7 @@
 use super::config::Config;
 use crate::backend::{Backend, BackendError};
 use crate::models::RunnerOptions;
+use crate::models::blocks::architecture::SequenceState;
 use crate::models::blocks::spans::Spans;
 use crate::models::state::ROLLBACK_ROWS;
 use crate::units::TokenId;
@@ -98,8 +99,51 @@ fn saved_window_values(config: &Config, options: &RunnerOptions) -> usize {
 }
 
 impl<B: Backend> KvState<B> {
-    /// An empty state for up to `ctx` tokens.
-    pub fn new(config: &Config, options: &RunnerOptions, backend: &B) -> Result<Self, BackendError> {
+    /// Keeps a copy of what a sweep of `rows` rows may overwrite and a failure must bring back, or brings it back. A single row overwrites
+    /// nothing of it.
+    fn copy_saved(&mut self, config: &Config, backend: &B, rows: usize, is_save: bool) -> Result<(), BackendError> {
+        if rows == 1 {
+            return Ok(());
+        }
+        let copy = |from: &mut B::Buf, from_at: usize, to: &mut B::Buf, to_at: usize, len: usize| match is_save {
+            true => backend.copy(from, from_at, to, to_at, len),
+            false => backend.copy(to, to_at, from, from_at, len),
+        };
+        for (owner, saved) in self.owners.iter_mut().zip(&mut self.saved_open) {
+            if let (Some(open), Some(saved)) = (&mut owner.open, saved) {
+                let now = &mut open[self.open_now];
+                copy(&mut now.values, 0, &mut saved.values, 0, config.head_dim)?;
+                copy(&mut now.gates, 0, &mut saved.gates, 0, config.head_dim)?;
+            }
+        }
+        let seen = self.len.min(config.window - 1);
+        if rows + seen <= self.window_slots {
+            return Ok(());
+        }
+        let first = self.len - seen;
+        for (window, saved) in self.windows.iter_mut().zip(&mut self.saved_windows) {
+            // The ring wraps once at most.
+            let before_end = seen.min(self.window_slots - first % self.window_slots);
+            let width = config.head_dim;
+            copy(window, first % self.window_slots * width, saved, 0, before_end * width)?;
+            copy(window, 0, saved, before_end * width, (seen - before_end) * width)?;
+        }
+        Ok(())
+    }
+
+    /// Puts the open pair that a layer's last piece left where `commit` expects it: `pieces` went through `owner` in this sweep.
+    pub fn settle_open(&mut self, owner: usize, pieces: usize, width: usize, backend: &B) -> Result<(), BackendError> {
+        if let (Some([first, second]), true) = (&mut self.owners[owner].open, pieces.is_multiple_of(2)) {
+            let (now, next) = if self.open_now == 0 { (first, second) } else { (second, first) };
+            backend.copy(&now.values, 0, &mut next.values, 0, width)?;
+            backend.copy(&now.gates, 0, &mut next.gates, 0, width)?;
+        }
+        Ok(())
+    }
+}
+
+impl<B: Backend> SequenceState<B, Config> for KvState<B> {
+    fn new(config: &Config, options: &RunnerOptions, backend: &B) -> Result<Self, BackendError> {
         let window_slots = window_slots(config, options);
         let windows = (0..config.layers.len())
             .map(|_| backend.alloc("window rows", window_slots * config.head_dim))
@@ -147,22 +191,25 @@ impl<B: Backend> KvState<B> {
         })
     }
 
-    /// Forgets all tokens. Buffers keep their bytes: nothing behind `len` is ever read.
-    pub fn reset(&mut self) {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn reset(&mut self) {
         (self.len, self.written, self.base, self.pairs_from) = (0, 0, 0, 0);
         self.tail.clear();
         self.spans.clear();
     }
 
-    /// A sweep of `rows` rows begins, which will write to the rings whether it ends well or not.
-    pub fn begin(&mut self, rows: usize) {
+    fn begin(&mut self, c: &Config, backend: &B, rows: usize) -> Result<(), BackendError> {
         let end = self.len + rows;
         self.written = self.written.max(end);
         self.pairs_from = self.pairs_from.max(end.saturating_sub(PAIR_ROWS));
+        self.copy_saved(c, backend, rows, true)
     }
 
-    /// Accepts a sweep that went through all layers; its last `reach` rows can be taken back.
-    pub fn commit(&mut self, tokens: &[TokenId], look_back: usize, reach: usize) {
+    fn commit(&mut self, c: &Config, tokens: &[TokenId], reach: usize) {
+        let look_back = c.look_back();
         self.len += tokens.len();
         self.spans.commit(self.len, tokens.len(), reach);
         // An even length leaves no open pair; an odd one left it in the other buffer.
@@ -172,55 +219,11 @@ impl<B: Backend> KvState<B> {
         self.tail.drain(..old);
     }
 
-    /// Keeps a copy of what a sweep of `rows` rows may overwrite and a failure must bring back.
-    pub fn save(&mut self, config: &Config, backend: &B, rows: usize) -> Result<(), BackendError> {
-        self.copy_saved(config, backend, rows, true)
+    fn restore(&mut self, c: &Config, backend: &B, rows: usize) -> Result<(), BackendError> {
+        self.copy_saved(c, backend, rows, false)
     }
 
-    /// Undoes a sweep of `rows` rows that failed.
-    pub fn restore(&mut self, config: &Config, backend: &B, rows: usize) -> Result<(), BackendError> {
-        self.copy_saved(config, backend, rows, false)
-    }
-
-    fn copy_saved(&mut self, config: &Config, backend: &B, rows: usize, is_save: bool) -> Result<(), BackendError> {
-        let copy = |from: &mut B::Buf, from_at: usize, to: &mut B::Buf, to_at: usize, len: usize| match is_save {
-            true => backend.copy(from, from_at, to, to_at, len),
-            false => backend.copy(to, to_at, from, from_at, len),
-        };
-        for (owner, saved) in self.owners.iter_mut().zip(&mut self.saved_open) {
-            if let (Some(open), Some(saved)) = (&mut owner.open, saved) {
-                let now = &mut open[self.open_now];
-                copy(&mut now.values, 0, &mut saved.values, 0, config.head_dim)?;
-                copy(&mut now.gates, 0, &mut saved.gates, 0, config.head_dim)?;
-            }
-        }
-        let seen = self.len.min(config.window - 1);
-        if rows + seen <= self.window_slots {
-            return Ok(());
-        }
-        let first = self.len - seen;
-        for (window, saved) in self.windows.iter_mut().zip(&mut self.saved_windows) {
-            // The ring wraps once at most.
-            let before_end = seen.min(self.window_slots - first % self.window_slots);
-            let width = config.head_dim;
-            copy(window, first % self.window_slots * width, saved, 0, before_end * width)?;
-            copy(window, 0, saved, before_end * width, (seen - before_end) * width)?;
-        }
-        Ok(())
-    }
-
-    /// Puts the open pair that a layer's last piece left where `commit` expects it: `pieces` went through `owner` in this sweep.
-    pub fn settle_open(&mut self, owner: usize, pieces: usize, width: usize, backend: &B) -> Result<(), BackendError> {
-        if let (Some([first, second]), true) = (&mut self.owners[owner].open, pieces.is_multiple_of(2)) {
-            let (now, next) = if self.open_now == 0 { (first, second) } else { (second, first) };
-            backend.copy(&now.values, 0, &mut next.values, 0, width)?;
-            backend.copy(&now.gates, 0, &mut next.gates, 0, width)?;
-        }
-        Ok(())
-    }
-
-    /// Bytes that the buffers really take.
-    pub fn allocated_bytes(&self, backend: &B) -> u64 {
+    fn allocated_bytes(&self, backend: &B) -> u64 {
         let mut values: usize = self.windows.iter().map(|w| backend.len(w)).sum();
         for owner in &self.owners {
             values += backend.len(&owner.rows) + owner.keys.as_ref().map_or(0, |k| backend.len(k));

@@ -3,11 +3,8 @@
 //! token.
 
 use super::config::Config;
-use super::weights::tensor_specs;
-use super::workspace::LOGIT_ROWS_MAX;
-use crate::models::blocks::matrices::{self, MatrixList};
+use crate::models::blocks::matrices::MatrixList;
 use crate::models::probe::{MatrixInput, Point};
-use crate::models::{Product, RunnerOptions};
 
 /// Every matrix of the file but the embedding, which is never multiplied with.
 pub fn matrix_inputs(c: &Config) -> Vec<MatrixInput> {
@@ -20,12 +17,6 @@ pub fn matrix_inputs(c: &Config) -> Vec<MatrixInput> {
     }
     list.head(c.layers.len(), "output", Point::HeadIn, c.hidden);
     list.inputs
-}
-
-/// Every product of a pass: those above and the routers.
-pub fn products(c: &Config, options: &RunnerOptions) -> Vec<Product> {
-    let rows = (options.chunk, options.chunk.min(LOGIT_ROWS_MAX));
-    matrices::products(&tensor_specs(c), matrix_inputs(c), c.layers.len(), rows)
 }
 
 fn some_layers(list: &mut MatrixList, c: &Config, layer: usize) {

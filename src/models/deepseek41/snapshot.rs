@@ -6,6 +6,7 @@ use super::config::Config;
 use super::kv::{KvState, OpenPair, PAIR_ROWS};
 use super::pass::Ctx;
 use crate::backend::{Backend, BackendError};
+use crate::models::blocks::architecture::SavedState;
 use crate::models::blocks::saved::{
     LastRows, at_most, expect_shape, load_list, load_row, ring_parts, save_list, save_row,
 };
@@ -115,25 +116,6 @@ impl<B: Backend> KvState<B> {
         len == self.len || (len < self.len && has_window && was_computed && has_pair)
     }
 
-    /// The largest length up to `len` that is within reach; 0 if there is none.
-    pub fn reach(&self, len: usize, window: usize) -> usize {
-        let oldest = self.base.max(self.written.saturating_sub(self.window_slots));
-        (oldest.max(1)..=len).rev().find(|len| self.is_within_reach(*len, window)).unwrap_or(0)
-    }
-
-    /// Goes back to `kept`, the first tokens; says whether that was possible. At most an open pair of each owner is copied.
-    pub fn rewind(&mut self, kept: &[TokenId], config: &Config, backend: &B) -> Result<bool, BackendError> {
-        assert!(kept.len() <= self.len, "a state of {} tokens cannot go back to {}", self.len, kept.len());
-        if !self.is_within_reach(kept.len(), config.window) {
-            return Ok(false);
-        }
-        if kept.len() < self.len {
-            self.open_pair_at(kept.len(), config.head_dim, backend)?;
-        }
-        self.end_at(kept, config.look_back());
-        Ok(true)
-    }
-
     /// Makes the pair that is open at `len` the one that the next pass completes.
     fn open_pair_at(&mut self, len: usize, width: usize, backend: &B) -> Result<(), BackendError> {
         if len.is_multiple_of(2) {
@@ -162,74 +144,6 @@ impl<B: Backend> KvState<B> {
         let reach = (1..=ROLLBACK_ROWS).take_while(|back| is_reached(*back)).count();
         let pairs = if self.has_pairs() { self.len.saturating_sub(self.pairs_from).min(PAIR_ROWS) } else { 0 };
         Extent { len: self.len, reach, window: self.len.min(config.window - 1 + reach), pairs }
-    }
-
-    /// Writes a part of the state to `sink`.
-    pub fn save_to(
-        &mut self,
-        part: StatePart,
-        config: &Config,
-        backend: &B,
-        sink: &mut dyn StateSink,
-    ) -> Result<(), StateError> {
-        let (extent, width) = (self.extent(config), config.head_dim);
-        let (numbers, values) = frontier_lens(config, extent.window, extent.pairs);
-        sink.room(numbers, values);
-        sink.numbers(SHAPE, &shape(config))?;
-        sink.numbers(EXTENT, &extent.to_numbers())?;
-        let mut host = Vec::new();
-        for window in &self.windows {
-            extent.window_rows(self.window_slots, width).save(WINDOW, window, backend, sink, &mut host)?;
-        }
-        for owner in &self.owners {
-            let (Some(open), Some(recent)) = (&owner.open, &owner.recent) else { continue };
-            let OpenPair { values, gates } = &open[self.open_now];
-            for (buf, ring) in [(values, &recent.values), (gates, &recent.gates)] {
-                save_row(OPEN, (buf, width), backend, sink, &mut host)?;
-                extent.pair_rows(width).save(RECENT, ring, backend, sink, &mut host)?;
-            }
-        }
-        if part == StatePart::Frontier {
-            return Ok(());
-        }
-        for (at, owner) in self.owners.iter().enumerate() {
-            let count = extent.len / config.layers[config.owners[at]].ratio;
-            let keys = owner.keys.as_ref().map(|keys| (KEYS, keys, count * config.index_dim));
-            for (name, buf, values) in [(ROWS, &owner.rows, count * width)].into_iter().chain(keys) {
-                save_list(name, (buf, values), backend, sink, &mut host)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes a saved part back, up to `kept`, in a context of `ctx`. After an error the state is of no use.
-    pub fn load_from(
-        &mut self,
-        (part, kept, ctx): (StatePart, &[TokenId], usize),
-        config: &Config,
-        backend: &B,
-        source: &mut dyn StateSource,
-    ) -> Result<(), StateError> {
-        expect_shape(SHAPE, &shape(config), source)?;
-        let mut numbers = [0; Extent::NUMBERS];
-        source.numbers(EXTENT, &mut numbers)?;
-        let extent = Extent::from_numbers(numbers, config, ctx)?;
-        if !(extent.len - extent.reach..=extent.len).contains(&kept.len()) {
-            return Err(StateError::mismatch("the number of tokens", kept.len(), extent.len));
-        }
-        self.load_rings(extent, config, backend, source)?;
-        match part {
-            StatePart::Frontier => assert!(kept.len() <= self.len, "what a frontier ends is no longer there"),
-            StatePart::Whole => self.load_lists(extent, config, backend, source)?,
-        }
-        (self.len, self.written, self.base) = (extent.len, extent.len, extent.len - extent.window);
-        self.pairs_from = extent.len - extent.pairs;
-        self.spans.reset_to(extent.len - extent.reach, extent.len);
-        if kept.len() < extent.len {
-            self.open_pair_at(kept.len(), config.head_dim, backend)?;
-        }
-        self.end_at(kept, config.look_back());
-        Ok(())
     }
 
     /// What is overwritten as the sequence moves on.
@@ -272,6 +186,92 @@ impl<B: Backend> KvState<B> {
                 load_list(name, (buf, values), backend, source, &mut host)?;
             }
         }
+        Ok(())
+    }
+}
+
+impl<B: Backend> SavedState<B, Config> for KvState<B> {
+    fn reach(&self, config: &Config, len: usize) -> usize {
+        let oldest = self.base.max(self.written.saturating_sub(self.window_slots));
+        (oldest.max(1)..=len).rev().find(|len| self.is_within_reach(*len, config.window)).unwrap_or(0)
+    }
+
+    /// At most an open pair of each owner is copied.
+    fn rewind(&mut self, config: &Config, backend: &B, kept: &[TokenId]) -> Result<bool, BackendError> {
+        assert!(kept.len() <= self.len, "a state of {} tokens cannot go back to {}", self.len, kept.len());
+        if !self.is_within_reach(kept.len(), config.window) {
+            return Ok(false);
+        }
+        if kept.len() < self.len {
+            self.open_pair_at(kept.len(), config.head_dim, backend)?;
+        }
+        self.end_at(kept, config.look_back());
+        Ok(true)
+    }
+
+    fn save_to(
+        &self,
+        part: StatePart,
+        config: &Config,
+        backend: &B,
+        sink: &mut dyn StateSink,
+    ) -> Result<(), StateError> {
+        let (extent, width) = (self.extent(config), config.head_dim);
+        let (numbers, values) = frontier_lens(config, extent.window, extent.pairs);
+        sink.room(numbers, values);
+        sink.numbers(SHAPE, &shape(config))?;
+        sink.numbers(EXTENT, &extent.to_numbers())?;
+        let mut host = Vec::new();
+        for window in &self.windows {
+            extent.window_rows(self.window_slots, width).save(WINDOW, window, backend, sink, &mut host)?;
+        }
+        for owner in &self.owners {
+            let (Some(open), Some(recent)) = (&owner.open, &owner.recent) else { continue };
+            let OpenPair { values, gates } = &open[self.open_now];
+            for (buf, ring) in [(values, &recent.values), (gates, &recent.gates)] {
+                save_row(OPEN, (buf, width), backend, sink, &mut host)?;
+                extent.pair_rows(width).save(RECENT, ring, backend, sink, &mut host)?;
+            }
+        }
+        if part == StatePart::Frontier {
+            return Ok(());
+        }
+        for (at, owner) in self.owners.iter().enumerate() {
+            let count = extent.len / config.layers[config.owners[at]].ratio;
+            let keys = owner.keys.as_ref().map(|keys| (KEYS, keys, count * config.index_dim));
+            for (name, buf, values) in [(ROWS, &owner.rows, count * width)].into_iter().chain(keys) {
+                save_list(name, (buf, values), backend, sink, &mut host)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn load_from(
+        &mut self,
+        (part, kept, ctx): (StatePart, &[TokenId], usize),
+        config: &Config,
+        backend: &B,
+        source: &mut dyn StateSource,
+    ) -> Result<(), StateError> {
+        expect_shape(SHAPE, &shape(config), source)?;
+        let mut numbers = [0; Extent::NUMBERS];
+        source.numbers(EXTENT, &mut numbers)?;
+        let extent = Extent::from_numbers(numbers, config, ctx)?;
+        if !(extent.len - extent.reach..=extent.len).contains(&kept.len()) {
+            return Err(StateError::mismatch("the number of tokens", kept.len(), extent.len));
+        }
+        self.load_rings(extent, config, backend, source)?;
+        match part {
+            StatePart::Frontier => assert!(kept.len() <= self.len, "what a frontier ends is no longer there"),
+            StatePart::Whole => self.load_lists(extent, config, backend, source)?,
+        }
+        (self.len, self.written, self.base) = (extent.len, extent.len, extent.len - extent.window);
+        self.pairs_from = extent.len - extent.pairs;
+        self.spans.reset_to(extent.len - extent.reach, extent.len);
+        if kept.len() < extent.len {
+            self.open_pair_at(kept.len(), config.head_dim, backend)?;
+        }
+        self.end_at(kept, config.look_back());
         Ok(())
     }
 }

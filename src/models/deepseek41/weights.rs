@@ -2,11 +2,11 @@
 //! Never touches routed experts or n-gram rows beyond their shapes. Surprising fact: the router bias for image tokens
 //! is part of every file and unused for text.
 
+use std::ops::Deref;
+
 use super::config::Config;
 use crate::backend::Backend;
-use crate::models::blocks::hyper_connections::HcWeights;
-use crate::models::blocks::layer_tensors::{AttentionWeights, LayerLoader, SpecList, rope_tables};
-use crate::models::blocks::moe::MoeWeights;
+use crate::models::blocks::layer_tensors::{Halves, LayerLoader, SpecList, Trunk};
 use crate::models::weights::{Loader, Residency, TensorSpec, TypeClass, WeightSource, WeightsError, check};
 
 /// Tensors of a layer that makes compressed rows.
@@ -34,24 +34,22 @@ pub struct EngramWeights<B: Backend> {
 
 /// Resident tensors of one layer.
 pub struct LayerWeights<B: Backend> {
-    pub hc_attention: HcWeights<B>,
-    pub hc_ffn: HcWeights<B>,
-    pub attention: AttentionWeights<B>,
+    halves: Halves<B>,
     pub compressor: Option<CompressorWeights<B>>,
     pub indexer: Option<IndexerWeights<B>>,
-    pub moe: MoeWeights<B>,
     pub engram: Option<EngramWeights<B>>,
 }
 
-/// All resident tensors, and tables derived from the configuration.
-pub struct Weights<B: Backend> {
-    pub embedding: B::Mat,
-    pub output_norm: B::Buf,
-    pub output: B::Mat,
-    pub layers: Vec<LayerWeights<B>>,
-    /// Angles per position: window-only layers, then layers with compressed rows.
-    pub rope_freqs: [B::Buf; 2],
+impl<B: Backend> Deref for LayerWeights<B> {
+    type Target = Halves<B>;
+
+    fn deref(&self) -> &Halves<B> {
+        &self.halves
+    }
 }
+
+/// All resident tensors, and tables derived from the configuration.
+pub type Weights<B> = Trunk<B, LayerWeights<B>, ()>;
 
 /// Every tensor that a file of this configuration has, in the order of spec 2.
 pub fn tensor_specs(config: &Config) -> Vec<TensorSpec> {
@@ -99,21 +97,11 @@ fn some_layers(specs: &mut SpecList, c: &Config, layer: usize) {
     }
 }
 
-impl<B: Backend> Weights<B> {
-    /// Checks all tensors of the file, then loads the resident ones.
-    pub fn load(config: &Config, backend: &B, source: &dyn WeightSource) -> Result<Self, WeightsError> {
-        check(&tensor_specs(config), source)?;
-        let loader = Loader::new(backend, source);
-        Ok(Self {
-            embedding: loader.matrix("token_embd.weight")?,
-            output_norm: loader.vector("output_norm.weight")?,
-            output: loader.matrix("output.weight")?,
-            layers: (0..config.layers.len())
-                .map(|layer| LayerWeights::load(config, layer, &loader))
-                .collect::<Result<_, _>>()?,
-            rope_freqs: rope_tables(config, &loader)?,
-        })
-    }
+/// Checks all tensors of the file, then loads the resident ones.
+pub fn load<B: Backend>(config: &Config, backend: &B, source: &dyn WeightSource) -> Result<Weights<B>, WeightsError> {
+    check(&tensor_specs(config), source)?;
+    let loader = Loader::new(backend, source);
+    Trunk::load(config, &loader, config.layers.len(), |layer| LayerWeights::load(config, layer, &loader), ())
 }
 
 impl<B: Backend> LayerWeights<B> {
@@ -143,12 +131,9 @@ impl<B: Backend> LayerWeights<B> {
             })
         };
         Ok(Self {
-            hc_attention: tensors.hyper_connection("attn")?,
-            hc_ffn: tensors.hyper_connection("ffn")?,
-            attention: tensors.attention()?,
+            halves: tensors.halves(true)?,
             compressor: plan.makes_rows.then(compressor).transpose()?,
             indexer: plan.selects_by.map(|_| indexer()).transpose()?,
-            moe: tensors.experts(true)?,
             engram: plan.table.map(|_| engram()).transpose()?,
         })
     }
