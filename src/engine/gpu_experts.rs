@@ -524,7 +524,10 @@ mod tests {
                 match table.take_changes() {
                     None => copy = table.all().collect(),
                     Some(changes) => changes.into_iter().for_each(|(key, slot)| {
-                        let _ = slot.map_or_else(|| copy.remove(&key), |slot| copy.insert(key, slot));
+                        match slot {
+                            Some(slot) => copy.insert(key, slot),
+                            None => copy.remove(&key),
+                        };
                     }),
                 }
                 assert_eq!(copy, table.all().collect(), "step {step}");
