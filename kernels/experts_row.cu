@@ -2,8 +2,7 @@
 // Never sums experts: each output has its place. Surprising fact: gate and up rows sit in the two halves of one warp, so the SwiGLU needs a
 // shuffle and no memory.
 #include "dots.cuh"
-
-constexpr int EXPERTS_MAX = 16;
+#include "expert_gate.cuh"
 
 // Matrices of the experts.
 struct Matrices {

@@ -143,6 +143,7 @@ fn read(backend: &CudaBackend, experts: &GpuExperts, loaded: &DeviceCounters) ->
         evictions: counts.evictions,
         found_rows: counts.found_rows,
         launches: device.launches,
+        graphs: device.graphs,
         waits: device.waits,
         registered_bytes: experts.registered_bytes() as u64,
         upload_bytes: device.upload_bytes,

@@ -2,6 +2,7 @@
 //! Never lets a pass leave a kernel waiting: an error, a panic or a drop opens every gate and the results are thrown away. Surprising fact: the
 //! thread that queues the ops is the one that brings experts, between layers, so nothing is shared and no second thread has to be woken; it
 //! stays a few layers ahead of the device, which has work while experts are being asked for.
+//! Ops are recorded and handed over a few layers at a time, which takes less of the host's time and of the device's than starting each.
 
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -14,9 +15,11 @@ use crate::models::supply::{Phase, RowChoice, RowExperts, RowProducts, SupplyErr
 use crate::storage::layout::LayerExperts;
 use crate::units::{ExpertIdx, ExpertKey};
 
-/// Layers that may be queued behind one that has not told its choice. A layer is about 30 launches, and a stream that holds about a thousand
-/// makes the thread that launches wait, which is the thread that experts come from.
+/// Layers that may be queued behind one that has not told its choice: enough work for the device while the host brings experts, and few enough
+/// that no call of the driver has to wait until there is room for it, on the thread that experts come from.
 const AHEAD: usize = 12;
+/// Layers whose ops are handed to the device together; the first one goes alone, so that the device begins early.
+const SEGMENT: usize = 4;
 /// Looks for a choice between two questions whether the device still runs.
 const LOOKS: u32 = 4096;
 
@@ -109,7 +112,10 @@ impl RowTable {
         table.counts.found_rows += 1;
         drop(table);
         let pass = self.table.begin(&owner.backend, self.room).map_err(failed)?;
-        Ok(Some(Box::new(RowPass { pass, rows: self, owner, held: None, asked: 0, served: 0, _turn: turn })))
+        pass.record().map_err(failed)?;
+        let (asked, handed, served, segments) = (0, 0, 0, 0);
+        let (held, rows) = (None, self);
+        Ok(Some(Box::new(RowPass { pass, held, rows, owner, asked, handed, served, segments, _turn: turn })))
     }
 
     /// Where `key` is in the table.
@@ -127,9 +133,12 @@ struct RowPass<'a> {
     held: Option<GpuLease<'a>>,
     rows: &'a RowTable,
     owner: &'a GpuExperts,
-    /// Layers whose choice was asked for, and those that got what they lacked.
+    /// Layers whose choice was asked for, those of them that the device was given, and those that got what they lacked.
     asked: usize,
+    handed: usize,
     served: usize,
+    /// Segments that the device was given.
+    segments: usize,
     _turn: MutexGuard<'a, Turn>,
 }
 
@@ -137,7 +146,7 @@ impl RowPass<'_> {
     /// Serves what was told. Returns whether there was something.
     fn serve_told(&mut self) -> Result<bool, SupplyError> {
         let before = self.served;
-        while self.served < self.asked {
+        while self.served < self.handed {
             let Some(told) = self.pass.told(self.served) else { break };
             self.serve(self.served, &told)?;
             self.served += 1;
@@ -175,12 +184,24 @@ impl RowPass<'_> {
         Ok(())
     }
 
-    /// Serves until at most `behind` of the layers that were asked for have not told their choice.
+    /// Gives the device what was recorded.
+    fn hand_over(&mut self) -> Result<(), SupplyError> {
+        if !self.pass.play(self.segments).map_err(failed)? {
+            // Then the driver may wait for the device, which must not be waiting for this thread.
+            self.follow(0)?;
+            self.pass.play_new(self.segments).map_err(failed)?;
+        }
+        self.segments += 1;
+        self.handed = self.asked;
+        Ok(())
+    }
+
+    /// Serves until at most `behind` of the layers that the device was given have not told their choice. Nothing is being recorded.
     fn follow(&mut self, behind: usize) -> Result<(), SupplyError> {
         let mut looks = 0;
         loop {
             let any = self.serve_told()?;
-            if self.asked - self.served <= behind {
+            if self.handed - self.served <= behind {
                 return Ok(());
             }
             looks = if any { 0 } else { looks + 1 };
@@ -216,10 +237,16 @@ impl RowExperts<CudaBackend> for RowPass<'_> {
         let [gate, up, _] = parts(layer).map(room);
         let at = (expert_shape(layer, products.limit), [gate, gate + up]);
         self.pass.experts(row, at, (products.x, products.k), products.outputs).map_err(failed)?;
-        self.follow(AHEAD)
+        if row % SEGMENT != 0 {
+            return self.serve_told().map(|_| ());
+        }
+        self.hand_over()?;
+        self.follow(AHEAD)?;
+        self.pass.record().map_err(failed)
     }
 
     fn finish(mut self: Box<Self>) -> Result<(), SupplyError> {
+        self.hand_over()?;
         self.follow(0)?;
         // All gates are open or opened by what is under way.
         let Self { pass, held, .. } = *self;

@@ -66,6 +66,8 @@ pub struct GpuStats {
     pub found_rows: u64,
     /// Kernels started.
     pub launches: u64,
+    /// Graphs started, of kernels that the GPU runs one after another.
+    pub graphs: u64,
     /// Times that the host waited for the GPU.
     pub waits: u64,
     /// Host memory that the GPU reads directly.

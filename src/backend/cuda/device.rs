@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 
 use super::awaiting::{Awaiting, BOUNCE};
 use super::modules::{LoadError, Modules};
+use super::segments::Recorded;
 use crate::backend::BackendError;
 
 /// Kernels that are named with an error.
@@ -50,6 +51,8 @@ pub struct Properties {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DeviceCounters {
     pub launches: u64,
+    /// Graphs started: recorded kernels and copies that the device runs one after another.
+    pub graphs: u64,
     /// Times that the host waited for the stream.
     pub waits: u64,
     pub upload_bytes: u64,
@@ -62,6 +65,7 @@ pub struct DeviceCounters {
 #[derive(Default)]
 struct Counts {
     launches: AtomicU64,
+    graphs: AtomicU64,
     waits: AtomicU64,
     upload_bytes: AtomicU64,
     download_bytes: AtomicU64,
@@ -106,6 +110,8 @@ pub struct Device {
     counts: Counts,
     /// Ring of kernel names, and how many were launched since the last wait.
     recent: Mutex<([&'static str; RECENT], usize)>,
+    /// While ops are recorded: what they are so far, in one number.
+    recording: Mutex<Option<u64>>,
 }
 
 fn text(error: DriverError) -> String {
@@ -142,7 +148,19 @@ impl Device {
         let modules = Modules::load(properties.capability, text_only)?;
         let recent = Mutex::new(([""; RECENT], 0));
         let (counts, awaiting) = (Counts::default(), Awaiting::default());
-        Ok(Self { modules, stream, uploads, arranging, bounce, awaiting, context, properties, counts, recent })
+        Ok(Self {
+            modules,
+            stream,
+            uploads,
+            arranging,
+            bounce,
+            awaiting,
+            context,
+            properties,
+            counts,
+            recent,
+            recording: Mutex::new(None),
+        })
     }
 
     /// What the device is.
@@ -161,6 +179,7 @@ impl Device {
         let c = &self.counts;
         DeviceCounters {
             launches: get(&c.launches),
+            graphs: get(&c.graphs),
             waits: get(&c.waits),
             upload_bytes: get(&c.upload_bytes),
             download_bytes: get(&c.download_bytes),
@@ -190,6 +209,46 @@ impl Device {
             Lane::Ops => &self.stream,
             Lane::Arranging => &self.arranging,
         }
+    }
+
+    /// From now on ops are recorded instead of started, until [`Self::end_recording`].
+    pub(super) fn begin_recording(&self) -> Result<(), BackendError> {
+        self.bind()?;
+        // Relaxed: other lanes go on, also from this thread.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the stream lives as long as `self`.
+        self.check("recording", unsafe { result::stream::begin_capture(self.raw_stream(), mode) })?;
+        *self.recording.lock() = Some(0);
+        Ok(())
+    }
+
+    /// What was recorded.
+    pub(super) fn end_recording(&self) -> Result<Recorded, BackendError> {
+        self.bind()?;
+        let kind = self.recording.lock().take();
+        // SAFETY: the stream lives as long as `self`.
+        let graph = self.check("recording", unsafe { result::stream::end_capture(self.raw_stream()) })?;
+        Ok(Recorded::new(graph, kind.unwrap_or_default()))
+    }
+
+    /// Whether ops are being recorded.
+    pub(super) fn is_recording(&self) -> bool {
+        self.recording.lock().is_some()
+    }
+
+    /// An op called `what` is queued.
+    fn note(&self, what: &'static str) {
+        if let Some(kind) = &mut *self.recording.lock() {
+            // Names are static: their addresses tell them apart.
+            *kind = (kind.rotate_left(5) ^ what.as_ptr() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        }
+    }
+
+    /// Starts a graph behind the ops so far.
+    pub(super) fn play(&self, graph: sys::CUgraphExec) -> Result<(), BackendError> {
+        self.counts.graphs.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's graph is alive; the driver keeps what a run needs.
+        self.check("starting a graph", unsafe { result::graph::launch(graph, self.raw_stream()) })
     }
 
     /// Whether nothing is under way on `stream`.
@@ -281,6 +340,7 @@ impl Device {
             return Ok(());
         }
         self.bind()?;
+        self.note("zero");
         // SAFETY: the caller owns `bytes` at `at`.
         self.check("clearing memory", unsafe { result::memset_d8_async(at, 0, bytes, self.raw_stream()) })
     }
@@ -291,6 +351,7 @@ impl Device {
             return Ok(());
         }
         self.bind()?;
+        self.note("upload");
         self.counts.upload_bytes.fetch_add(src.len() as u64, Ordering::Relaxed);
         let src = match self.awaiting.room(src.len())? {
             Some(place) => {
@@ -426,6 +487,7 @@ impl Device {
             return Ok(());
         }
         self.bind()?;
+        self.note("copy");
         // SAFETY: the caller owns both ranges.
         self.check("a copy", unsafe { result::memcpy_dtod_async(to, from, bytes, self.raw_stream()) })
     }
@@ -466,6 +528,9 @@ impl Device {
             let at = recent.1 % RECENT;
             recent.0[at] = kernel;
             recent.1 += 1;
+        }
+        if lane == Lane::Ops {
+            self.note(kernel);
         }
         self.counts.launches.fetch_add(1, Ordering::Relaxed);
         let (grid, block) = ((grid[0], grid[1], grid[2]), (block, 1, 1));

@@ -9,6 +9,7 @@ mod kernel_names;
 mod launch;
 mod memory;
 mod modules;
+mod segments;
 mod slot_table;
 
 use std::any::Any;

@@ -11,6 +11,7 @@ use super::device::{Device, HostBytes};
 use super::launch::expert_gate::{self, Gate};
 use super::launch::experts_row::{self, EXPERTS_MAX};
 use super::memory::Bytes;
+use super::segments::{Recorded, Segments};
 use super::{CudaBackend, CudaBuf, CudaIds, CudaSlab};
 use crate::backend::BackendError;
 
@@ -37,6 +38,7 @@ pub struct SlotTable {
     image: Mutex<HostBytes>,
     /// Number of the last pass.
     pass: AtomicU32,
+    segments: Segments,
     device: Arc<Device>,
 }
 
@@ -68,6 +70,7 @@ impl SlotTable {
             told,
             image: Mutex::new(device.host_bytes(entries)?),
             pass: AtomicU32::new(0),
+            segments: Segments::default(),
             device: Arc::clone(device),
         })
     }
@@ -100,7 +103,7 @@ impl SlotTable {
         self.device.begin_awaiting()?;
         // Relaxed: a pass runs on one thread.
         let number = self.pass.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        Ok(SlotPass { table: self, backend, number, is_over: false })
+        Ok(SlotPass { table: self, backend, number, is_over: false, recorded: None })
     }
 
     fn stop_word(&self) -> usize {
@@ -127,6 +130,8 @@ pub struct SlotPass<'a> {
     backend: &'a CudaBackend,
     number: u32,
     is_over: bool,
+    /// Ops that were recorded and not started.
+    recorded: Option<Recorded>,
 }
 
 impl SlotPass<'_> {
@@ -186,7 +191,38 @@ impl SlotPass<'_> {
         Some(Told { ids, are_all: word(1).load(Ordering::Relaxed) != 0 })
     }
 
-    /// Whether what was queued still runs: a device that failed, or has nothing to do, tells nothing more.
+    /// From now on ops are recorded, to be started together.
+    ///
+    /// # Errors
+    /// Failures of the device.
+    pub fn record(&self) -> Result<(), BackendError> {
+        self.table.device.begin_recording()
+    }
+
+    /// Starts what was recorded, if a recording like it was started at this `place` of an earlier pass; else [`Self::play_new`] has to.
+    ///
+    /// # Errors
+    /// Failures of the device.
+    pub fn play(&mut self, place: usize) -> Result<bool, BackendError> {
+        let device = &self.table.device;
+        let recorded = device.end_recording()?;
+        if self.table.segments.play_known(device, place, &recorded)? {
+            return Ok(true);
+        }
+        self.recorded = Some(recorded);
+        Ok(false)
+    }
+
+    /// Starts what [`Self::play`] did not. The driver may wait for the device: no op that was started may be waiting for the host.
+    ///
+    /// # Errors
+    /// Failures of the device.
+    pub fn play_new(&mut self, place: usize) -> Result<(), BackendError> {
+        let Some(recorded) = self.recorded.take() else { return Ok(()) };
+        self.table.segments.play_new(&self.table.device, place, &recorded)
+    }
+
+    /// Whether what was started still runs: a device that failed, or has nothing to do, tells nothing more. Not while ops are recorded.
     ///
     /// # Errors
     /// Failures of the device.
@@ -214,6 +250,9 @@ impl SlotPass<'_> {
 impl Drop for SlotPass<'_> {
     fn drop(&mut self) {
         if !self.is_over {
+            if self.table.device.is_recording() {
+                drop(self.table.device.end_recording());
+            }
             self.table.told.word(self.table.stop_word()).store(self.number, Ordering::Release);
             self.table.device.settle();
             self.table.device.end_awaiting();

@@ -1,4 +1,4 @@
-//! Launchers of kernels/expert_gate.cu: where a row's experts lie, and the gate that stands closed while one is on its way.
+//! Launchers of kernels/expert_gate.cuh: where a row's experts lie, and the gate that stands closed while one is on its way.
 //! Never waits: the kernels do. Surprising fact: the answer to a gate runs in another lane than the gate, else it would wait behind it.
 
 use super::Launch;

@@ -1,8 +1,10 @@
 // Experts of one row found on the device: which slots they lie in, and a gate that stands closed while one of them is on its way.
 // Never hears of the host while all are there. Surprising fact: the host reads every choice, but only answers where an expert is absent; an
 // answer is one small kernel on the stream that brings experts, which names their slots and opens the gate.
+#pragma once
 #include "common.cuh"
 
+// Experts of a row, and entries of the table that one answer changes.
 constexpr int EXPERTS_MAX = 16, CHANGES_MAX = 2 * EXPERTS_MAX;
 // Looks at the gate between two looks at host memory.
 constexpr int LOOKS = 32;
