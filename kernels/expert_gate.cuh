@@ -16,6 +16,7 @@ __device__ __forceinline__ u32 look(const u32 *at) { return *(const volatile u32
 extern "C" __global__ void __launch_bounds__(32) resolve_experts(
     const int *ids, const float *weights, const u64 *table, int *sorted, float *sorted_weights, u32 *told, u32 *gate, u32 pass, int k
 ) {
+    previous_ended();
     int i = threadIdx.x;
     bool is_one = i < k;
     int id = is_one ? ids[i] : 0;
@@ -44,6 +45,7 @@ extern "C" __global__ void __launch_bounds__(32) resolve_experts(
 extern "C" __global__ void __launch_bounds__(32) await_experts(
     const u32 *gate, const u32 *stop, u32 pass, const u64 *table, const int *sorted, u64 *slots, int k
 ) {
+    previous_ended();
     bool is_open = true;
     for (int looks = 1; look(gate) != pass; looks++) {
         if (looks % LOOKS == 0 && look(stop) == pass) {
@@ -67,6 +69,7 @@ struct Changes {
 extern "C" __global__ void __launch_bounds__(CHANGES_MAX) open_gate(
     const __grid_constant__ Changes changes, int count, u64 *table, u32 *gate, u32 pass
 ) {
+    previous_ended();
     int i = threadIdx.x;
     if (i < count) *(volatile u64 *)(table + changes.entry[i]) = changes.slot[i];
     __threadfence();

@@ -66,12 +66,14 @@ __device__ void down(
         const __grid_constant__ Matrices gates, const __grid_constant__ Matrices ups, const u64 *slots, u64 up_at, \
         const i8 *codes, const float *scales, const i16 *sums, float *mid, int width, int hidden, float limit \
     ) { \
+        previous_ended(); \
         gate_up<type>(gates, ups, slots, up_at, Acts{codes, scales, sums}, mid, width, hidden, limit); \
     } \
     extern "C" __global__ void __launch_bounds__(DOT_THREADS<type>, DOT_BLOCKS<type, 1>) experts_down_##name( \
         const __grid_constant__ Matrices downs, const __grid_constant__ Places places, const u64 *slots, u64 down_at, \
         const i8 *codes, const float *scales, const i16 *sums, float *outputs, int width, int hidden \
     ) { \
+        previous_ended(); \
         down<type>(downs, places, slots, down_at, Acts{codes, scales, sums}, outputs, width, hidden); \
     }
 EXPERTS(q8_0, Q8_0)

@@ -533,12 +533,27 @@ impl Device {
             self.note(kernel);
         }
         self.counts.launches.fetch_add(1, Ordering::Relaxed);
-        let (grid, block) = ((grid[0], grid[1], grid[2]), (block, 1, 1));
-        // SAFETY: the caller's promise; parameters are copied by the call.
-        let started = unsafe {
-            let stream = self.lane(lane).cu_stream();
-            result::launch_kernel(function, grid, block, shared, stream, &mut params[..firsts.len()])
+        let mut overlap = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid[0],
+            gridDimY: grid[1],
+            gridDimZ: grid[2],
+            blockDimX: block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared,
+            hStream: self.lane(lane).cu_stream(),
+            attrs: &mut overlap,
+            numAttrs: u32::from(function.may_overlap && lane == Lane::Ops),
+        };
+        // SAFETY: the caller's promise; parameters are copied by the call. A kernel that may overlap waits for the one before it by itself.
+        let started =
+            unsafe { sys::cuLaunchKernelEx(&config, function.handle, params.as_mut_ptr(), std::ptr::null_mut()) };
+        let started = started.result();
         self.check("a launch", started)
     }
 }
