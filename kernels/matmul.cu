@@ -57,7 +57,7 @@ extern "C" __global__ void quantise_256(const float *x, i8 *codes, float *scales
 template <int T, int N>
 __device__ void matmul_codes(const u8 *w, Acts acts, float *out, int w_rows, int cols, int rows, int groups) {
     const Iq2Tables *tables = tables_for<T>();
-    int o = blockIdx.x * DOT_ROWS<T> + threadIdx.x / ROW_THREADS<T>;
+    int o = blockIdx.x * DOT_ROWS<T, true> + threadIdx.x / ROW_THREADS<T>;
     // Threads beyond the last row compute it again: all of a warp must take part in the fold.
     int row = min(o, w_rows - 1);
     int first = blockIdx.y * N, group = row / (w_rows / groups);
@@ -74,7 +74,7 @@ __device__ void matmul_codes(const u8 *w, Acts acts, float *out, int w_rows, int
 }
 
 #define CODES_N(name, type, n) \
-    extern "C" __global__ void __launch_bounds__(DOT_THREADS<type>, DOT_BLOCKS<type, n>) matmul_##name##_codes_##n( \
+    extern "C" __global__ void __launch_bounds__(DOT_THREADS<type, true>, DOT_BLOCKS<type, n, true>) matmul_##name##_codes_##n( \
         const u8 *w, const i8 *codes, const float *scales, const i16 *sums, float *out, int w_rows, int cols, int rows, int groups \
     ) { \
         previous_ended(); \

@@ -45,6 +45,8 @@ pub struct Properties {
     /// Whether host and device share one memory.
     pub is_integrated: bool,
     pub memory_bytes: u64,
+    /// Most shared memory of a block, in bytes.
+    pub shared_max: usize,
 }
 
 /// What a device has done, since it was opened.
@@ -664,5 +666,6 @@ fn properties(context: &Arc<CudaContext>) -> Result<Properties, DriverError> {
         multiprocessors: context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize,
         is_integrated: context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED)? != 0,
         memory_bytes: context.total_mem()? as u64,
+        shared_max: context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize,
     })
 }

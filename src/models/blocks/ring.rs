@@ -3,6 +3,7 @@
 //! overwrites is older than anything that the rows at the end still see, so a chunk that fails leaves no trace. A sweep of several chunks
 //! overwrites more, so it begins with a copy.
 
+use super::saved::LastRows;
 use crate::backend::{Backend, BackendError, ops};
 use crate::models::RunnerOptions;
 use crate::models::state::ROLLBACK_ROWS;
@@ -58,6 +59,11 @@ impl<B: Backend> Ring<B> {
         let (slots, saved) = (shape.slots(options), shape.saved(options));
         let saved = (saved > 0).then(|| backend.alloc(what, saved)).transpose()?;
         Ok(Self { rows: backend.alloc(what, slots * shape.width)?, slots, shape, saved })
+    }
+
+    /// The last `count` rows before position `end`, as a saved state holds them.
+    pub fn last(&self, end: usize, count: usize) -> LastRows {
+        LastRows { slots: self.slots, width: self.shape.width, end, count }
     }
 
     /// Values of a row.

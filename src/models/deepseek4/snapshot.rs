@@ -6,8 +6,7 @@ use super::config::{Config, LayerPlan};
 use super::kv::{KvState, kinds};
 use crate::backend::{Backend, BackendError};
 use crate::models::blocks::architecture::SavedState;
-use crate::models::blocks::ring::Ring;
-use crate::models::blocks::saved::{LastRows, at_most, expect_shape, load_list, save_list};
+use crate::models::blocks::saved::{at_most, expect_shape, load_list, save_list};
 use crate::models::state::{ROLLBACK_ROWS, StateError, StatePart, StateSink, StateSource};
 use crate::units::TokenId;
 
@@ -100,11 +99,11 @@ impl<B: Backend> KvState<B> {
     ) -> Result<(), StateError> {
         let mut host = Vec::new();
         for (layer, plan) in self.layers.iter_mut().zip(&c.layers) {
-            let last = last_rows(&layer.window, extent.len, extent.window(c));
+            let last = layer.window.last(extent.len, extent.window(c));
             last.load(WINDOW, &mut layer.window.rows, backend, source, &mut host)?;
             for kind in layer.compressed.iter_mut().chain(&mut layer.keys) {
                 for (name, ring) in [(VALUES, &mut kind.values), (GATES, &mut kind.gates)] {
-                    let last = last_rows(ring, extent.len, extent.inputs(plan));
+                    let last = ring.last(extent.len, extent.inputs(plan));
                     last.load(name, &mut ring.rows, backend, source, &mut host)?;
                 }
             }
@@ -154,12 +153,11 @@ impl<B: Backend> SavedState<B, Config> for KvState<B> {
         sink.numbers(SHAPE, &shape)?;
         sink.numbers(EXTENT, &[extent.len, extent.reach].map(|number| number as u64))?;
         for (layer, plan) in self.layers.iter().zip(&c.layers) {
-            let last = last_rows(&layer.window, extent.len, extent.window(c));
+            let last = layer.window.last(extent.len, extent.window(c));
             last.save(WINDOW, &layer.window.rows, backend, sink, &mut host)?;
             for kind in layer.compressed.iter().chain(&layer.keys) {
                 for (name, ring) in [(VALUES, &kind.values), (GATES, &kind.gates)] {
-                    last_rows(ring, extent.len, extent.inputs(plan))
-                        .save(name, &ring.rows, backend, sink, &mut host)?;
+                    ring.last(extent.len, extent.inputs(plan)).save(name, &ring.rows, backend, sink, &mut host)?;
                 }
             }
         }
@@ -204,10 +202,6 @@ impl<B: Backend> SavedState<B, Config> for KvState<B> {
         self.end_at(kept);
         Ok(())
     }
-}
-
-fn last_rows<B: Backend>(ring: &Ring<B>, end: usize, count: usize) -> LastRows {
-    LastRows { slots: ring.slots, width: ring.width(), end, count }
 }
 
 #[cfg(test)]

@@ -5,46 +5,29 @@
 use super::pass::Pass;
 use crate::backend::ops::{self, CacheFormat};
 use crate::backend::{Backend, BackendError};
-use crate::models::blocks::attention::Window;
-use crate::models::probe::Point;
 
 impl<B: Backend> Pass<'_, B> {
     /// `y = attention(x)`.
     pub fn attention(&mut self, layer: usize) -> Result<(), BackendError> {
-        let c = self.ctx.config;
         self.project_input(layer)?;
         self.project_queries(layer)?;
-        self.show(Point::QueryLatent, layer, c.q_rank, |w, _| &w.q_latent)?;
         self.keep_window(layer)?;
         self.compress(layer)?;
         self.select(layer)?;
         self.attend(layer)?;
-        self.show(Point::HeadsOut, layer, c.q_width(), |w, _| &w.heads_out)?;
-        self.project_groups(layer)?;
-        self.show(Point::GroupsOut, layer, c.o_width(), |w, _| &w.groups_out)?;
         self.project_output(layer)
     }
 
-    /// Spec 3.4: `q_latent` (kept for the indexer) and rotated query heads.
+    /// Spec 3.4: rotated query heads.
     fn project_queries(&mut self, layer: usize) -> Result<(), BackendError> {
         let (ctx, w) = (self.ctx, &mut *self.work);
-        let (c, weights) = (ctx.config, &ctx.layer(layer).attention);
-        ctx.norm(&w.q_raw, &weights.q_a_norm, (ctx.rows, c.q_rank), &mut w.q_latent)?;
-        ctx.matmul(&weights.q_b, &w.q_latent, &mut w.q)?;
-        ctx.backend.rope(ctx.rope(layer, c.heads, c.head_dim), &mut w.q)
+        ctx.matmul(&ctx.layer(layer).attention.q_b, &w.q_latent, &mut w.q)?;
+        ctx.backend.rope(ctx.rope(layer, ctx.config.heads, ctx.config.head_dim), &mut w.q)
     }
 
-    /// Spec 3.4: the window row of each token, rotated, rounded and stored.
+    /// Spec 3.4, 3.10: the window row of each token, rounded to FP8 with a scale for 32 values.
     pub fn keep_window(&mut self, layer: usize) -> Result<(), BackendError> {
-        let (ctx, w) = (self.ctx, &mut *self.work);
-        let (c, weights) = (ctx.config, &ctx.layer(layer).attention);
-        ctx.norm(&w.kv_raw, &weights.kv_norm, (ctx.rows, c.head_dim), &mut w.kv)?;
-        ctx.backend.rope(ctx.rope(layer, 1, c.head_dim), &mut w.kv)?;
-        ctx.round(CacheFormat::Fp8Block32, ctx.rows * c.head_dim, &mut w.kv)?;
-        let slots = self.state.window_slots;
-        let op =
-            ops::StoreRows { src: &w.kv, rows: ctx.rows, width: c.head_dim, first_slot: ctx.first_pos % slots, slots };
-        ctx.backend.store_rows(op, &mut self.state.windows[layer])
+        self.ctx.keep_row(layer, self.work, CacheFormat::Fp8Block32, &mut self.state.windows[layer])
     }
 
     /// Spec 3.8: attention over the window and the selected rows, rotated back.
@@ -56,7 +39,6 @@ impl<B: Backend> Pass<'_, B> {
             selected: &w.selected,
             k: c.index_top_k,
         });
-        let window = Window { rows: &state.windows[layer], slots: state.window_slots };
-        ctx.attend(layer, &w.q, window, compressed, &mut w.heads_out)
+        ctx.attend(layer, &w.q, &state.windows[layer], compressed, &mut w.heads_out)
     }
 }

@@ -1,13 +1,13 @@
 //! State of one sequence (spec 5.1): window rings, compressed rows, index keys, open pairs, last tokens.
-//! Never changes what is at or before `len` until a chunk is complete, so a failed chunk leaves no trace.
-//! Surprising fact: rings are longer than the window by one chunk. A whole chunk is written before it is attended, and
-//! what it overwrites is older than anything that the rows at `len` still see. A sweep of several chunks overwrites more, so it begins
-//! with a copy of what the rows at `len` see. What can be gone back to, saved and loaded is in `snapshot`.
+//! Never changes what is at or before `len` until a chunk is complete, so a failed chunk leaves no trace. What can be gone back to, saved
+//! and loaded is in `snapshot`. Surprising fact: an open pair is kept twice, since a pass reads the one that it found while it writes the
+//! one that it leaves.
 
 use super::config::Config;
 use crate::backend::{Backend, BackendError};
 use crate::models::RunnerOptions;
 use crate::models::blocks::architecture::SequenceState;
+use crate::models::blocks::ring::{Ring, RingShape};
 use crate::models::blocks::spans::Spans;
 use crate::models::state::ROLLBACK_ROWS;
 use crate::units::TokenId;
@@ -21,6 +21,17 @@ pub struct OpenPair<B: Backend> {
     pub gates: B::Buf,
 }
 
+impl<B: Backend> OpenPair<B> {
+    /// Room for `len` values and as many gates.
+    fn new(len: usize, backend: &B) -> Result<Self, BackendError> {
+        Ok(Self { values: backend.alloc("open pair", len)?, gates: backend.alloc("open pair", len)? })
+    }
+
+    fn allocated(&self, backend: &B) -> usize {
+        backend.len(&self.values) + backend.len(&self.gates)
+    }
+}
+
 /// What one owner layer keeps of all tokens.
 pub struct OwnerState<B: Backend> {
     /// `[ctx / ratio + 1, head_dim]`: rotated and rounded.
@@ -29,22 +40,21 @@ pub struct OwnerState<B: Backend> {
     pub keys: Option<B::Buf>,
     /// Ratio 2: the pair as of `len`, and the one that the chunk under way leaves.
     pub open: Option<[OpenPair<B>; 2]>,
+    /// Ratio 2: the pair as of `len`, while a sweep is under way.
+    saved_open: Option<OpenPair<B>>,
     /// Ratio 2, `[PAIR_ROWS, head_dim]`: the latest tokens; position `p` is in slot `p mod PAIR_ROWS`.
     pub recent: Option<OpenPair<B>>,
 }
 
 /// State of one sequence.
 pub struct KvState<B: Backend> {
-    /// `[window_slots, head_dim]` a layer; position `p` is in slot `p mod window_slots`.
-    pub windows: Vec<B::Buf>,
+    /// `head_dim` values a row, by layer.
+    pub windows: Vec<Ring<B>>,
+    /// Slots of a window.
     pub window_slots: usize,
     pub owners: Vec<OwnerState<B>>,
     /// Which of the two open pairs is the one as of `len`.
     pub open_now: usize,
-    /// `[layers][window - 1, head_dim]` as of `len`, while a sweep of several chunks is under way; not kept without such sweeps.
-    saved_windows: Vec<B::Buf>,
-    /// Open pairs as of `len`, while a sweep is under way, by owner.
-    saved_open: Vec<Option<OpenPair<B>>>,
     /// The last tokens, oldest first: as many as an n-gram looks back.
     pub tail: Vec<TokenId>,
     /// Complete tokens.
@@ -59,74 +69,58 @@ pub struct KvState<B: Backend> {
     pub spans: Spans,
 }
 
-/// Name and values of one buffer of the state.
-type Span = (&'static str, usize);
+fn window_shape(c: &Config) -> RingShape {
+    RingShape { width: c.head_dim, look_back: c.window - 1 }
+}
 
-/// Buffers of one owner: rows, index keys, open pairs (0 = not kept).
-fn owner_spans(config: &Config, owner: usize, ctx: usize) -> [Span; 3] {
-    let plan = config.layers[config.owners[owner]];
-    let rows = config.owner_rows(owner, ctx);
-    [
-        ("compressed rows", rows * config.head_dim),
-        ("index keys", if plan.makes_keys { rows * config.index_dim } else { 0 }),
-        ("open pair", if plan.ratio == 2 { config.head_dim } else { 0 }),
-    ]
+/// Values that one owner keeps: rows, index keys, and of an open pair (0 = not kept).
+fn owner_lens(c: &Config, owner: usize, ctx: usize) -> [usize; 3] {
+    let (plan, rows) = (c.layers[c.owners[owner]], c.owner_rows(owner, ctx));
+    let keys = if plan.makes_keys { rows * c.index_dim } else { 0 };
+    [rows * c.head_dim, keys, if plan.ratio == 2 { c.head_dim } else { 0 }]
 }
 
 /// Bytes of the state at these options.
-pub fn kv_bytes(config: &Config, options: &RunnerOptions) -> u64 {
-    let windows = config.layers.len() * window_slots(config, options) * config.head_dim;
-    let owners: usize = (0..config.owners.len())
-        .map(|owner| {
-            let [rows, keys, open] = owner_spans(config, owner, options.ctx);
-            rows.1 + keys.1 + (4 + 2 * PAIR_ROWS) * open.1
+pub fn kv_bytes(c: &Config, options: &RunnerOptions) -> u64 {
+    let owner = |owner: usize| {
+        let [rows, keys, open] = owner_lens(c, owner, options.ctx);
+        // Values and gates of three pairs, two of them to take turns and one saved, and of the latest tokens.
+        rows + keys + 2 * (3 + PAIR_ROWS) * open
+    };
+    let owners: usize = (0..c.owners.len()).map(owner).sum();
+    c.layers.len() as u64 * window_shape(c).bytes(options) + 4 * owners as u64
+}
+
+impl<B: Backend> OwnerState<B> {
+    fn new(c: &Config, owner: usize, ctx: usize, backend: &B) -> Result<Self, BackendError> {
+        let [rows, keys, open] = owner_lens(c, owner, ctx);
+        let pairs = |count: usize| (open > 0).then(|| OpenPair::new(count * open, backend)).transpose();
+        Ok(Self {
+            rows: backend.alloc("compressed rows", rows)?,
+            keys: (keys > 0).then(|| backend.alloc("index keys", keys)).transpose()?,
+            open: pairs(1)?.zip(pairs(1)?).map(<[_; 2]>::from),
+            saved_open: pairs(1)?,
+            recent: pairs(PAIR_ROWS)?,
         })
-        .sum();
-    let saved_open: usize =
-        (0..config.owners.len()).map(|owner| 2 * owner_spans(config, owner, options.ctx)[2].1).sum();
-    let saved = config.layers.len() * saved_window_values(config, options);
-    4 * (windows + owners + saved_open + saved) as u64
-}
+    }
 
-/// Rows of a window ring: a chunk, or what may be taken back, behind the window.
-fn window_slots(config: &Config, options: &RunnerOptions) -> usize {
-    config.window + options.chunk.max(ROLLBACK_ROWS)
-}
-
-/// Values of one layer's window that a sweep may overwrite.
-fn saved_window_values(config: &Config, options: &RunnerOptions) -> usize {
-    if options.sweep_rows() > options.chunk { (config.window - 1) * config.head_dim } else { 0 }
+    fn allocated(&self, backend: &B) -> usize {
+        let pairs = self.open.iter().flatten().chain(&self.saved_open).chain(&self.recent);
+        let keys = self.keys.as_ref().map_or(0, |keys| backend.len(keys));
+        backend.len(&self.rows) + keys + pairs.map(|pair| pair.allocated(backend)).sum::<usize>()
+    }
 }
 
 impl<B: Backend> KvState<B> {
-    /// Keeps a copy of what a sweep of `rows` rows may overwrite and a failure must bring back, or brings it back. A single row overwrites
-    /// nothing of it.
-    fn copy_saved(&mut self, config: &Config, backend: &B, rows: usize, is_save: bool) -> Result<(), BackendError> {
-        if rows == 1 {
-            return Ok(());
-        }
-        let copy = |from: &mut B::Buf, from_at: usize, to: &mut B::Buf, to_at: usize, len: usize| match is_save {
-            true => backend.copy(from, from_at, to, to_at, len),
-            false => backend.copy(to, to_at, from, from_at, len),
-        };
-        for (owner, saved) in self.owners.iter_mut().zip(&mut self.saved_open) {
-            if let (Some(open), Some(saved)) = (&mut owner.open, saved) {
+    /// Keeps a copy of the open pairs, which a sweep of several rows may overwrite, or brings it back.
+    fn copy_open(&mut self, width: usize, backend: &B, is_save: bool) -> Result<(), BackendError> {
+        for owner in &mut self.owners {
+            if let (Some(open), Some(saved)) = (&mut owner.open, &mut owner.saved_open) {
                 let now = &mut open[self.open_now];
-                copy(&mut now.values, 0, &mut saved.values, 0, config.head_dim)?;
-                copy(&mut now.gates, 0, &mut saved.gates, 0, config.head_dim)?;
+                let (from, to) = if is_save { (now, saved) } else { (saved, now) };
+                backend.copy(&from.values, 0, &mut to.values, 0, width)?;
+                backend.copy(&from.gates, 0, &mut to.gates, 0, width)?;
             }
-        }
-        let seen = self.len.min(config.window - 1);
-        if rows + seen <= self.window_slots {
-            return Ok(());
-        }
-        let first = self.len - seen;
-        for (window, saved) in self.windows.iter_mut().zip(&mut self.saved_windows) {
-            // The ring wraps once at most.
-            let before_end = seen.min(self.window_slots - first % self.window_slots);
-            let width = config.head_dim;
-            copy(window, first % self.window_slots * width, saved, 0, before_end * width)?;
-            copy(window, 0, saved, before_end * width, (seen - before_end) * width)?;
         }
         Ok(())
     }
@@ -143,45 +137,14 @@ impl<B: Backend> KvState<B> {
 }
 
 impl<B: Backend> SequenceState<B, Config> for KvState<B> {
-    fn new(config: &Config, options: &RunnerOptions, backend: &B) -> Result<Self, BackendError> {
-        let window_slots = window_slots(config, options);
-        let windows = (0..config.layers.len())
-            .map(|_| backend.alloc("window rows", window_slots * config.head_dim))
-            .collect::<Result<_, _>>()?;
-        let owners = (0..config.owners.len())
-            .map(|owner| {
-                let [rows, keys, open] = owner_spans(config, owner, options.ctx);
-                let pairs = |count: usize| -> Result<OpenPair<B>, BackendError> {
-                    let len = count * open.1;
-                    Ok(OpenPair { values: backend.alloc(open.0, len)?, gates: backend.alloc(open.0, len)? })
-                };
-                Ok(OwnerState {
-                    rows: backend.alloc(rows.0, rows.1)?,
-                    keys: (keys.1 > 0).then(|| backend.alloc(keys.0, keys.1)).transpose()?,
-                    open: if open.1 > 0 { Some([pairs(1)?, pairs(1)?]) } else { None },
-                    recent: (open.1 > 0).then(|| pairs(PAIR_ROWS)).transpose()?,
-                })
-            })
-            .collect::<Result<_, BackendError>>()?;
-        let saved = saved_window_values(config, options);
-        let saved_windows = (0..if saved > 0 { config.layers.len() } else { 0 })
-            .map(|_| backend.alloc("saved window rows", saved))
-            .collect::<Result<_, _>>()?;
-        let saved_open = (0..config.owners.len())
-            .map(|owner| match owner_spans(config, owner, options.ctx)[2] {
-                (_, 0) => Ok(None),
-                (what, len) => {
-                    Ok(Some(OpenPair { values: backend.alloc(what, len)?, gates: backend.alloc(what, len)? }))
-                }
-            })
-            .collect::<Result<_, BackendError>>()?;
+    fn new(c: &Config, options: &RunnerOptions, backend: &B) -> Result<Self, BackendError> {
+        let ring = |_| Ring::new("window rows", window_shape(c), options, backend);
+        let owner = |owner| OwnerState::new(c, owner, options.ctx, backend);
         Ok(Self {
-            windows,
-            window_slots,
-            owners,
+            windows: (0..c.layers.len()).map(ring).collect::<Result<_, _>>()?,
+            window_slots: window_shape(c).slots(options),
+            owners: (0..c.owners.len()).map(owner).collect::<Result<_, _>>()?,
             open_now: 0,
-            saved_windows,
-            saved_open,
             tail: Vec::new(),
             len: 0,
             written: 0,
@@ -205,7 +168,9 @@ impl<B: Backend> SequenceState<B, Config> for KvState<B> {
         let end = self.len + rows;
         self.written = self.written.max(end);
         self.pairs_from = self.pairs_from.max(end.saturating_sub(PAIR_ROWS));
-        self.copy_saved(c, backend, rows, true)
+        self.windows.iter_mut().try_for_each(|window| window.save(backend, self.len, rows))?;
+        // A single row reads the pair that it found and writes another.
+        if rows > 1 { self.copy_open(c.head_dim, backend, true) } else { Ok(()) }
     }
 
     fn commit(&mut self, c: &Config, tokens: &[TokenId], reach: usize) {
@@ -220,21 +185,12 @@ impl<B: Backend> SequenceState<B, Config> for KvState<B> {
     }
 
     fn restore(&mut self, c: &Config, backend: &B, rows: usize) -> Result<(), BackendError> {
-        self.copy_saved(c, backend, rows, false)
+        self.windows.iter_mut().try_for_each(|window| window.restore(backend, self.len, rows))?;
+        if rows > 1 { self.copy_open(c.head_dim, backend, false) } else { Ok(()) }
     }
 
     fn allocated_bytes(&self, backend: &B) -> u64 {
-        let mut values: usize = self.windows.iter().map(|w| backend.len(w)).sum();
-        for owner in &self.owners {
-            values += backend.len(&owner.rows) + owner.keys.as_ref().map_or(0, |k| backend.len(k));
-            for pair in owner.open.iter().flatten().chain(&owner.recent) {
-                values += backend.len(&pair.values) + backend.len(&pair.gates);
-            }
-        }
-        values += self.saved_windows.iter().map(|w| backend.len(w)).sum::<usize>();
-        for pair in self.saved_open.iter().flatten() {
-            values += backend.len(&pair.values) + backend.len(&pair.gates);
-        }
-        4 * values as u64
+        let owners: usize = self.owners.iter().map(|owner| owner.allocated(backend)).sum();
+        self.windows.iter().map(|window| window.allocated_bytes(backend)).sum::<u64>() + 4 * owners as u64
     }
 }

@@ -61,10 +61,6 @@ impl Extent {
         [self.len, self.reach, self.window, self.pairs].map(|number| number as u64)
     }
 
-    fn window_rows(self, slots: usize, width: usize) -> LastRows {
-        LastRows { slots, width, end: self.len, count: self.window }
-    }
-
     fn pair_rows(self, width: usize) -> LastRows {
         LastRows { slots: PAIR_ROWS, width, end: self.len, count: self.pairs }
     }
@@ -157,7 +153,7 @@ impl<B: Backend> KvState<B> {
         let width = config.head_dim;
         let mut host = Vec::new();
         for window in &mut self.windows {
-            extent.window_rows(self.window_slots, width).load(WINDOW, window, backend, source, &mut host)?;
+            window.last(extent.len, extent.window).load(WINDOW, &mut window.rows, backend, source, &mut host)?;
         }
         for owner in &mut self.owners {
             let (Some(open), Some(recent)) = (&mut owner.open, &mut owner.recent) else { continue };
@@ -223,7 +219,7 @@ impl<B: Backend> SavedState<B, Config> for KvState<B> {
         sink.numbers(EXTENT, &extent.to_numbers())?;
         let mut host = Vec::new();
         for window in &self.windows {
-            extent.window_rows(self.window_slots, width).save(WINDOW, window, backend, sink, &mut host)?;
+            window.last(extent.len, extent.window).save(WINDOW, &window.rows, backend, sink, &mut host)?;
         }
         for owner in &self.owners {
             let (Some(open), Some(recent)) = (&owner.open, &owner.recent) else { continue };

@@ -106,15 +106,20 @@ fn grown(bytes: &mut Option<Bytes>, device: &Arc<Device>, needed: usize) -> Resu
     Ok(bytes.as_ref().expect("taken above").at)
 }
 
-/// Threads of a block in the kernels over codes of `ty`, and how many of them share a weight row: DOT_THREADS and ROW_THREADS of
+/// Threads of a block in the kernels over several experts, and how many of them share a weight row: DOT_THREADS and ROW_THREADS of
 /// kernels/dots.cuh.
 pub(super) fn dot_threads(ty: QuantType) -> (usize, usize) {
     match (ty, ty.block_values()) {
         // Blocks that fill large tables first.
-        (QuantType::IQ2_XXS, _) => (512, 4),
+        (QuantType::IQ2_XXS, _) => (864, 4),
         (_, 256) => (128, 4),
         _ => (128, 8),
     }
+}
+
+/// As [`dot_threads`], of the kernels over one matrix.
+fn dot_threads_alone(ty: QuantType) -> (usize, usize) {
+    if ty == QuantType::IQ2_XXS { (512, 4) } else { dot_threads(ty) }
 }
 
 /// Kernel over codes for weights of `ty`, for one row or several.
@@ -211,7 +216,7 @@ fn product_of_codes(
         return Ok(());
     }
     let row_tiles = if rows == 1 { 1 } else { rows.div_ceil(ROWS_AT_ONCE) };
-    let (threads, sharers) = dot_threads(shape.ty);
+    let (threads, sharers) = dot_threads_alone(shape.ty);
     let launch = Launch::new(device, kernel, [shape.rows.div_ceil(threads / sharers), row_tiles, 1], threads);
     let launch = launch.pointer(op.w.at).pointer(at.codes).pointer(at.scales).pointer(at.sums);
     let launch = launch.buf(out, rows * shape.rows).int(shape.rows).int(shape.cols).int(rows).int(op.groups);

@@ -154,6 +154,11 @@ impl<'d> Launch<'d> {
     }
 }
 
+/// Whether a block of `device` may use `bytes` of dynamic shared memory beside up to 4 KiB that a kernel declares itself.
+pub(super) fn has_shared(device: &Device, bytes: usize) -> bool {
+    bytes + (4 << 10) <= device.properties().shared_max
+}
+
 /// Grid of an op over `rows` rows of `width` values each.
 pub(super) fn over_rows(width: usize, rows: usize) -> [usize; 3] {
     [width.div_ceil(THREADS), rows, 1]
