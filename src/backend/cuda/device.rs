@@ -112,8 +112,8 @@ pub struct Device {
     counts: Counts,
     /// Ring of kernel names, and how many were launched since the last wait.
     recent: Mutex<([&'static str; RECENT], usize)>,
-    /// While ops are recorded: what they are so far, in one number.
-    recording: Mutex<Option<u64>>,
+    /// While ops are recorded: what they are so far, in one number, and whether the last one was a kernel.
+    recording: Mutex<Option<(u64, bool)>>,
 }
 
 fn text(error: DriverError) -> String {
@@ -220,7 +220,7 @@ impl Device {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream lives as long as `self`.
         self.check("recording", unsafe { result::stream::begin_capture(self.raw_stream(), mode) })?;
-        *self.recording.lock() = Some(0);
+        *self.recording.lock() = Some((0, false));
         Ok(())
     }
 
@@ -230,7 +230,7 @@ impl Device {
         let kind = self.recording.lock().take();
         // SAFETY: the stream lives as long as `self`.
         let graph = self.check("recording", unsafe { result::stream::end_capture(self.raw_stream()) })?;
-        Ok(Recorded::new(graph, kind.unwrap_or_default()))
+        Ok(Recorded::new(graph, kind.map_or(0, |(kind, _)| kind)))
     }
 
     /// Whether ops are being recorded.
@@ -238,12 +238,12 @@ impl Device {
         self.recording.lock().is_some()
     }
 
-    /// An op called `what` is queued.
-    fn note(&self, what: &'static str) {
-        if let Some(kind) = &mut *self.recording.lock() {
-            // Names are static: their addresses tell them apart.
-            *kind = (kind.rotate_left(5) ^ what.as_ptr() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        }
+    /// An op called `what` is queued. Returns whether it may follow a kernel before that has quite ended: in a graph only what is behind a kernel.
+    fn note(&self, what: &'static str, is_kernel: bool) -> bool {
+        let Some((kind, is_behind_kernel)) = &mut *self.recording.lock() else { return true };
+        // Names are static: their addresses tell them apart.
+        *kind = (kind.rotate_left(5) ^ what.as_ptr() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        std::mem::replace(is_behind_kernel, is_kernel)
     }
 
     /// Starts a graph behind the ops so far.
@@ -342,7 +342,7 @@ impl Device {
             return Ok(());
         }
         self.bind()?;
-        self.note("zero");
+        self.note("zero", false);
         // SAFETY: the caller owns `bytes` at `at`.
         self.check("clearing memory", unsafe { result::memset_d8_async(at, 0, bytes, self.raw_stream()) })
     }
@@ -353,7 +353,7 @@ impl Device {
             return Ok(());
         }
         self.bind()?;
-        self.note("upload");
+        self.note("upload", false);
         self.counts.upload_bytes.fetch_add(src.len() as u64, Ordering::Relaxed);
         let src = match self.awaiting.room(src.len())? {
             Some(place) => {
@@ -489,7 +489,7 @@ impl Device {
             return Ok(());
         }
         self.bind()?;
-        self.note("copy");
+        self.note("copy", false);
         // SAFETY: the caller owns both ranges.
         self.check("a copy", unsafe { result::memcpy_dtod_async(to, from, bytes, self.raw_stream()) })
     }
@@ -531,9 +531,7 @@ impl Device {
             recent.0[at] = kernel;
             recent.1 += 1;
         }
-        if lane == Lane::Ops {
-            self.note(kernel);
-        }
+        let may_overlap = lane == Lane::Ops && self.note(kernel, true) && function.may_overlap;
         self.counts.launches.fetch_add(1, Ordering::Relaxed);
         let mut overlap = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
@@ -550,7 +548,7 @@ impl Device {
             sharedMemBytes: shared,
             hStream: self.lane(lane).cu_stream(),
             attrs: &mut overlap,
-            numAttrs: u32::from(function.may_overlap && lane == Lane::Ops),
+            numAttrs: u32::from(may_overlap),
         };
         // SAFETY: the caller's promise; parameters are copied by the call. A kernel that may overlap waits for the one before it by itself.
         let started =

@@ -146,12 +146,12 @@ fn kernel_names(text: &str) -> Vec<String> {
 
 /// Whether every kernel of a text begins with `previous_ended()`.
 fn all_wait(text: &str) -> bool {
-    let bodies = text.split("__global__").skip(1);
+    let mut bodies = text.split("__global__").skip(1);
     let begins = |body: &str| {
         let inside = body.split_once('{').map_or("", |(_, inside)| inside);
         inside.trim_start_matches(|c: char| c.is_whitespace() || c == '\\').starts_with("previous_ended();")
     };
-    bodies.into_iter().all(begins)
+    bodies.all(begins)
 }
 
 /// The text of `file` as PTX for `capability`, from the cache of an earlier run if there is one.
