@@ -4,43 +4,23 @@
 #include "arrange.cuh"
 #include "dots.cuh"
 #include "matmul_row.cuh"
+#include "quantise.cuh"
+#include "tiles_256.cuh"
+#include "tiles_32.cuh"
 
-// Codes -127..127 of x with one scale for each BLOCK values, and sums of 16 codes. One warp for 256 values of a row.
+// Codes of x with one scale for each BLOCK values, and sums of 16 codes.
 // x: [rows, cols]; codes: [rows, cols]; scales: [rows, cols / BLOCK]; sums: [rows, cols / 16]. Grid (warps of a row, rows).
 template <int BLOCK> __device__ void quantise(const float *x, i8 *codes, float *scales, i16 *sums, int cols) {
-    int lane = threadIdx.x % 32;
-    int at = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * 256 + 8 * lane;
+    int lane = threadIdx.x % 32, at = first_of_eight();
     size_t row = blockIdx.y;
     bool inside = at < cols;
     float v[8];
-    u32 most = 0;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        v[i] = inside ? x[row * cols + at + i] : 0.0f;
-        // As whole numbers magnitudes order like floats, and NaN and infinity come out above every number.
-        most = max(most, __float_as_uint(v[i]) & 0x7fffffffu);
-    }
-#pragma unroll
-    for (int step = 1; step < BLOCK / 8; step *= 2) most = max(most, __shfl_xor_sync(FULL, most, step));
-    float amax = __uint_as_float(most);
-    bool is_finite = most < 0x7f800000u, is_zero = !is_finite || amax < 1.0e-36f;
-    float inverse = 127.0f / amax;
-    u32 words[2] = {0, 0};
-    int sum = 0;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        int code = is_zero ? 0 : (int)(i8)(__float_as_uint(v[i] * inverse + 12582912.0f) - 0x4b400000u);
-        sum += code;
-        words[i / 4] |= (u32)(code & 255) << (i % 4 * 8);
-    }
-    sum += __shfl_xor_sync(FULL, sum, 1);
+    read_eight(v, x + row * cols + at, inside);
+    RoundedEight r = round_eight<BLOCK>(v);
     if (!inside) return;
-    *(uint2 *)(codes + row * cols + at) = make_uint2(words[0], words[1]);
-    if (lane % (BLOCK / 8) == 0) {
-        float scale = !is_finite ? __uint_as_float(0x7fc00000u) : is_zero ? 0.0f : amax / 127.0f;
-        scales[row * (cols / BLOCK) + at / BLOCK] = scale;
-    }
-    if (lane % 2 == 0) sums[row * (cols / 16) + at / 16] = (i16)sum;
+    *(uint2 *)(codes + row * cols + at) = r.codes;
+    if (lane % (BLOCK / 8) == 0) scales[row * (cols / BLOCK) + at / BLOCK] = r.scale;
+    if (lane % 2 == 0) sums[row * (cols / 16) + at / 16] = (i16)r.sum;
 }
 
 extern "C" __global__ void quantise_32(const float *x, i8 *codes, float *scales, i16 *sums, int cols) {

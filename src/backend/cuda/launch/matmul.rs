@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::{Launch, matmul_row};
+use super::{Launch, matmul_row, tiles};
 use crate::backend::BackendError;
 use crate::backend::cpu::matmul::Arithmetic;
 use crate::backend::cuda::CudaBackend;
@@ -62,9 +62,7 @@ impl Rounded {
         (rows, cols): (usize, usize),
         block: usize,
     ) -> Result<Codes, BackendError> {
-        let padded = (rows * cols).next_multiple_of(256);
-        let codes = grown(&mut self.bytes.lock(), device, code_bytes(rows * cols))?;
-        let at = Codes { codes, sums: codes + padded as u64, scales: codes + (padded + padded / 16 * 2) as u64 };
+        let at = self.room(device, rows * cols)?;
         let kernel = if block == 32 { "quantise_32" } else { "quantise_256" };
         // Four warps a block, 256 values each.
         let launch = Launch::new(device, kernel, [cols.div_ceil(4 * 256), rows, 1], 128);
@@ -80,8 +78,15 @@ impl Rounded {
         device: &Arc<Device>,
         (values, mid): (usize, usize),
     ) -> Result<(), BackendError> {
-        grown(&mut self.bytes.lock(), device, code_bytes(values))?;
-        grown(&mut self.mid.lock(), device, 4 * mid).map(|_| ())
+        self.room(device, values)?;
+        self.mid(device, mid).map(|_| ())
+    }
+
+    /// Room for `values` rounded values.
+    pub(super) fn room(&self, device: &Arc<Device>, values: usize) -> Result<Codes, BackendError> {
+        let padded = values.next_multiple_of(256);
+        let codes = grown(&mut self.bytes.lock(), device, code_bytes(values))?;
+        Ok(Codes { codes, sums: codes + padded as u64, scales: codes + (padded + padded / 16 * 2) as u64 })
     }
 
     /// Room for `values` values between two products.
@@ -193,6 +198,11 @@ pub fn matmul_pair(
         }
         let kernels = (codes_kernel(types.0, is_one), codes_kernel(types.1, is_one));
         let is_alike = types.0.block_values() == types.1.block_values();
+        if is_alike && tiles::takes(&a) && tiles::takes(&b) {
+            let at = tiles::round(device, rounded, &a)?;
+            tiles::tiles(device, &a, at, out_a)?;
+            return tiles::tiles(device, &b, at, out_b);
+        }
         if let ((false, false), (Some(first), Some(second)), true) = (is_row, kernels, is_alike) {
             let at = rounded.fill(device, x, (rows, a.w.shape.cols), types.0.block_values())?;
             product_of_codes(device, first, &a, at, out_a)?;
@@ -240,6 +250,10 @@ pub fn matmul(
     let values = rows * groups * shape.cols;
     if arithmetic == Arithmetic::Fast && matmul_row::takes(&op) {
         return matmul_row::matmul_row(device, &op, out);
+    }
+    if arithmetic == Arithmetic::Fast && tiles::takes(&op) {
+        let at = tiles::round(device, rounded, &op)?;
+        return tiles::tiles(device, &op, at, out);
     }
     if let (Arithmetic::Fast, Some(kernel)) = (arithmetic, codes_kernel(shape.ty, is_one)) {
         let at = rounded.fill(device, op.x, (rows * groups, shape.cols), shape.ty.block_values())?;
