@@ -208,13 +208,16 @@ __device__ __forceinline__ void dot_32(const u8 *body, const u8 *tail, int block
     }
 }
 
-// Threads that share a weight row, and threads of a block of threads: tables are filled once a block of threads.
+// Threads that share a weight row, and threads of a block of threads: tables are filled once a block of threads. Six experts' first matrices
+// (rows of 2,304) are 132 blocks of 864 threads, one for each multiprocessor of an H200, where 216 of 512 leave a third of them half empty. A
+// matrix alone (`ALONE`) has too few rows for that.
 template <int T> constexpr int ROW_THREADS = Block<T>::VALUES == 256 ? 4 : 8;
-template <int T> constexpr int DOT_THREADS = T == IQ2_XXS ? 512 : 128;
+template <int T, bool ALONE = false> constexpr int DOT_THREADS = T == IQ2_XXS ? (ALONE ? 512 : 864) : 128;
 // Blocks of threads of a multiprocessor. Without this number the compiler saves registers by moving loads to where they are used, which
 // makes every load wait for the one before it.
-template <int T, int N> constexpr int DOT_BLOCKS = T == IQ2_XXS ? (N == 1 ? 2 : 1) : Block<T>::VALUES == 256 && N == 1 ? 8 : 5;
-template <int T> constexpr int DOT_ROWS = DOT_THREADS<T> / ROW_THREADS<T>;
+template <int T, int N, bool ALONE = false>
+constexpr int DOT_BLOCKS = T == IQ2_XXS ? (ALONE && N == 1 ? 2 : 1) : Block<T>::VALUES == 256 && N == 1 ? 8 : 5;
+template <int T, bool ALONE = false> constexpr int DOT_ROWS = DOT_THREADS<T, ALONE> / ROW_THREADS<T>;
 
 // Row `row` of a matrix against N activation rows, valid in thread 0 of the row.
 template <int T, int N>

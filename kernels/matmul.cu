@@ -4,50 +4,32 @@
 #include "arrange.cuh"
 #include "dots.cuh"
 #include "matmul_row.cuh"
+#include "quantise.cuh"
+#include "tiles_256.cuh"
+#include "tiles_32.cuh"
 
-// Codes -127..127 of x with one scale for each BLOCK values, and sums of 16 codes. One warp for 256 values of a row.
+// Codes of x with one scale for each BLOCK values, and sums of 16 codes.
 // x: [rows, cols]; codes: [rows, cols]; scales: [rows, cols / BLOCK]; sums: [rows, cols / 16]. Grid (warps of a row, rows).
 template <int BLOCK> __device__ void quantise(const float *x, i8 *codes, float *scales, i16 *sums, int cols) {
-    int lane = threadIdx.x % 32;
-    int at = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * 256 + 8 * lane;
+    int lane = threadIdx.x % 32, at = first_of_eight();
     size_t row = blockIdx.y;
     bool inside = at < cols;
     float v[8];
-    u32 most = 0;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        v[i] = inside ? x[row * cols + at + i] : 0.0f;
-        // As whole numbers magnitudes order like floats, and NaN and infinity come out above every number.
-        most = max(most, __float_as_uint(v[i]) & 0x7fffffffu);
-    }
-#pragma unroll
-    for (int step = 1; step < BLOCK / 8; step *= 2) most = max(most, __shfl_xor_sync(FULL, most, step));
-    float amax = __uint_as_float(most);
-    bool is_finite = most < 0x7f800000u, is_zero = !is_finite || amax < 1.0e-36f;
-    float inverse = 127.0f / amax;
-    u32 words[2] = {0, 0};
-    int sum = 0;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        int code = is_zero ? 0 : (int)(i8)(__float_as_uint(v[i] * inverse + 12582912.0f) - 0x4b400000u);
-        sum += code;
-        words[i / 4] |= (u32)(code & 255) << (i % 4 * 8);
-    }
-    sum += __shfl_xor_sync(FULL, sum, 1);
+    read_eight(v, x + row * cols + at, inside);
+    RoundedEight r = round_eight<BLOCK>(v);
     if (!inside) return;
-    *(uint2 *)(codes + row * cols + at) = make_uint2(words[0], words[1]);
-    if (lane % (BLOCK / 8) == 0) {
-        float scale = !is_finite ? __uint_as_float(0x7fc00000u) : is_zero ? 0.0f : amax / 127.0f;
-        scales[row * (cols / BLOCK) + at / BLOCK] = scale;
-    }
-    if (lane % 2 == 0) sums[row * (cols / 16) + at / 16] = (i16)sum;
+    *(uint2 *)(codes + row * cols + at) = r.codes;
+    if (lane % (BLOCK / 8) == 0) scales[row * (cols / BLOCK) + at / BLOCK] = r.scale;
+    if (lane % 2 == 0) sums[row * (cols / 16) + at / 16] = (i16)r.sum;
 }
 
 extern "C" __global__ void quantise_32(const float *x, i8 *codes, float *scales, i16 *sums, int cols) {
+    previous_ended();
     quantise<32>(x, codes, scales, sums, cols);
 }
 
 extern "C" __global__ void quantise_256(const float *x, i8 *codes, float *scales, i16 *sums, int cols) {
+    previous_ended();
     quantise<256>(x, codes, scales, sums, cols);
 }
 
@@ -55,7 +37,7 @@ extern "C" __global__ void quantise_256(const float *x, i8 *codes, float *scales
 template <int T, int N>
 __device__ void matmul_codes(const u8 *w, Acts acts, float *out, int w_rows, int cols, int rows, int groups) {
     const Iq2Tables *tables = tables_for<T>();
-    int o = blockIdx.x * DOT_ROWS<T> + threadIdx.x / ROW_THREADS<T>;
+    int o = blockIdx.x * DOT_ROWS<T, true> + threadIdx.x / ROW_THREADS<T>;
     // Threads beyond the last row compute it again: all of a warp must take part in the fold.
     int row = min(o, w_rows - 1);
     int first = blockIdx.y * N, group = row / (w_rows / groups);
@@ -72,9 +54,10 @@ __device__ void matmul_codes(const u8 *w, Acts acts, float *out, int w_rows, int
 }
 
 #define CODES_N(name, type, n) \
-    extern "C" __global__ void __launch_bounds__(DOT_THREADS<type>, DOT_BLOCKS<type, n>) matmul_##name##_codes_##n( \
+    extern "C" __global__ void __launch_bounds__(DOT_THREADS<type, true>, DOT_BLOCKS<type, n, true>) matmul_##name##_codes_##n( \
         const u8 *w, const i8 *codes, const float *scales, const i16 *sums, float *out, int w_rows, int cols, int rows, int groups \
     ) { \
+        previous_ended(); \
         matmul_codes<type, n>(w, Acts{codes, scales, sums}, out, w_rows, cols, rows, groups); \
     }
 #define CODES(name, type) CODES_N(name, type, 1) CODES_N(name, type, 4)
@@ -125,6 +108,7 @@ __device__ void matmul_floats(const u8 *w, const float *x, float *out, int w_row
     extern "C" __global__ void __launch_bounds__(FLOAT_THREADS, 6) matmul_##name##_floats_##n( \
         const u8 *w, const float *x, float *out, int w_rows, int cols, int rows, int groups \
     ) { \
+        previous_ended(); \
         matmul_floats<type, n>(w, x, out, w_rows, cols, rows, groups); \
     }
 #define FLOATS(name, type) FLOATS_N(name, type, 1) FLOATS_N(name, type, 4)
@@ -191,6 +175,7 @@ template <int T> __device__ void matmul_wide(const u8 *w, const float *x, float 
     extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 3) matmul_##name##_wide( \
         const u8 *w, const float *x, float *out, int w_rows, int cols, int groups \
     ) { \
+        previous_ended(); \
         matmul_wide<type>(w, x, out, w_rows, cols, groups); \
     }
 WIDE(f32, F32)

@@ -7,6 +7,8 @@
 #[cfg(feature = "cuda")]
 mod case;
 #[cfg(feature = "cuda")]
+mod ends;
+#[cfg(feature = "cuda")]
 mod grids;
 #[cfg(feature = "cuda")]
 #[path = "../kernels_common/mod.rs"]
@@ -17,6 +19,8 @@ mod products;
 mod rows;
 #[cfg(feature = "cuda")]
 mod selection;
+#[cfg(feature = "cuda")]
+mod slots;
 
 #[cfg(not(feature = "cuda"))]
 fn main() {

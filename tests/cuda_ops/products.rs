@@ -226,6 +226,15 @@ pub fn cases(rig: &mut Rig) {
         }
         rig.product(ty, (64, 1024), 1, 4, Fast);
         rig.product(ty, (64, 1024), 5, 4, Quality);
+        // Tiles of 32, 64 and 128 rows, one row more and less, and weight rows that fill no tile.
+        if ty.block_values() > 1 {
+            for (i, rows) in [12, 47, 48, 63, 64, 65, 95, 97, 127, 128, 129].into_iter().enumerate() {
+                rig.product(ty, (77, ty.block_values() * (2 * i + 1)), rows, 1, Fast);
+            }
+            rig.product(ty, (240, ty.block_values() * 4), 130, 3, Fast);
+            rig.product(ty, (8200, ty.block_values() * 2), 17, 2, Fast);
+            rig.product(ty, (4500, ty.block_values() * 10), 600, 1, Fast);
+        }
         // Whole fours and eights of blocks, and what is left of them.
         if ty.block_values() > 1 {
             for blocks in [2, 4, 7, 9, 12, 23, 41] {
@@ -262,7 +271,9 @@ pub fn cases(rig: &mut Rig) {
         // Both first matrices of six experts together, and their second ones.
         rig.product(ty, (6 * 4608, 5120), 1, 1, Fast);
         rig.product(ty, (6 * 5120, 2304), 1, 1, Fast);
-        rig.product(ty, (2304, 5120), 8, 1, Fast);
+        for rows in [8, 64, 512] {
+            rig.product(ty, (2304, 5120), rows, 1, Fast);
+        }
         rig.product(ty, (2304, 5120), 1, 1, Quality);
     }
     use QuantType::{F16, IQ2_XXS, MXFP4, Q2_K, Q3_K, Q4_K, Q6_K, Q8_0};
@@ -284,6 +295,9 @@ pub fn cases(rig: &mut Rig) {
         ([Q8_0, MXFP4], [33, 7], 480, 6),
         ([IQ2_XXS, Q4_K], [33, 7], 512, 5),
         ([F16, Q8_0], [5, 9], 64, 3),
+        ([Q8_0, MXFP4], [70, 130], 480, 66),
+        ([IQ2_XXS, Q4_K], [70, 130], 512, 66),
+        ([Q8_0, Q4_K], [70, 130], 512, 66),
     ] {
         let w = [0, 1].map(|i| SharedBytes::from(weights(&mut rig.rng, types[i], outputs[i], cols)));
         let x = rig.rng.normals(rows * cols);
@@ -292,6 +306,10 @@ pub fn cases(rig: &mut Rig) {
     rig.experts([Q2_K, Q8_0], 19, (512, 256), Fast);
     rig.experts([Q6_K, IQ2_XXS], 3, (256, 256), Quality);
     rig.experts([F16, Q3_K], 2, (512, 256), Fast);
+    // Queries, grouped output and output of a piece of a prompt.
+    rig.product(QuantType::Q8_0, (32768, 1280), 130, 1, Fast);
+    rig.product(QuantType::Q8_0, (8192, 4096), 130, 8, Fast);
+    rig.product(QuantType::Q8_0, (5120, 8192), 130, 1, Fast);
     for rows in [2, 64] {
         rig.product(QuantType::Q8_0, (2304, 5120), rows, 1, Fast);
         rig.product(QuantType::Q4_K, (2304, 5120), rows, 1, Fast);

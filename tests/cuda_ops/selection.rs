@@ -157,7 +157,11 @@ fn attentions(rig: &mut Rig) {
         (1, 64, 512, 640, 128, 512, 3),
         (5, 4, 64, 24, 16, 8, 13),
         (3, 2, 20, 9, 4, 0, 0),
+        (15, 64, 512, 640, 128, 512, 1000),
         (16, 64, 512, 640, 128, 512, 1000),
+        (17, 64, 512, 640, 128, 512, 0),
+        (33, 32, 512, 200, 100, 0, 40),
+        (70, 64, 512, 640, 128, 512, 600),
     ];
     for (rows, heads, width, slots, window, k, first_pos) in shapes {
         let groups: usize = 700;
@@ -189,6 +193,9 @@ fn choices(rig: &mut Rig) {
         (3, 5, 4, 64, 700, 4),
         (1, 2, 3, 20, 0, 1),
         (0, 16, 32, 128, 4000, 1),
+        (0, 7, 32, 128, 300, 4),
+        (0, 8, 32, 128, 1, 4),
+        (5, 40, 32, 128, 2030, 4),
     ] {
         let keys: usize = (first_pos + first + rows) / ratio;
         let stride = keys.next_multiple_of(ops::SCORE_STRIDE);

@@ -69,6 +69,7 @@ impl<B: Backend, A: Architecture<B>> Model<B> for Loaded<B, A> {
             carry: Carry::new(CarrySizes::new(c, &options), backend)?,
             expert_carry: MoeCarry::new(moe::CarrySizes(c.moe_sizes(options.sweep_rows())), backend)?,
             host: Host::new(c, &options),
+            best: None,
             model: self,
             options,
             experts,
@@ -122,6 +123,8 @@ struct Runner<B: Backend, A: Architecture<B>> {
     carry: Carry<B>,
     expert_carry: MoeCarry<B>,
     host: Host,
+    /// What the last pass chose, if that was wanted.
+    best: Option<TokenId>,
 }
 
 impl<B: Backend, A: Architecture<B>> Runner<B, A> {
@@ -239,6 +242,8 @@ impl<B: Backend, A: Architecture<B>> Runner<B, A> {
         let probe = probe.as_mut().map(|p| &mut **p as &mut dyn Probe);
         let mut pass = Pass { ctx, state: &mut self.state, work: &mut self.work, own: &mut self.own, probe };
         pass.start(&[token])?;
+        // A probe wants to see what the host has to hear of then.
+        let mut found = if pass.probe.is_none() { self.experts.begin_row()? } else { None };
         for layer in 0..model.config.layer_count() {
             let begun = spans::begin();
             self.feed.add(&mut pass, layer, Piece { first: 0, end: 1, kind: PieceKind::Whole })?;
@@ -248,12 +253,18 @@ impl<B: Backend, A: Architecture<B>> Runner<B, A> {
             let begun = spans::begin();
             // A next layer whose experts follow from the token has nothing to guess.
             let next = model.weights.layers.get(layer + 1).map(|next| &next.moe);
-            pass.moe(layer).row(&*self.experts, &mut self.host.grouping, known.as_deref(), next)?;
+            match &mut found {
+                Some(found) => pass.moe(layer).row_found(&mut **found)?,
+                None => pass.moe(layer).row(&*self.experts, &mut self.host.grouping, known.as_deref(), next)?,
+            }
             pass.leave_experts(layer)?;
             spans::end_half("experts", layer, 1, begun);
         }
-        if want != Want::None {
-            pass.head(0..1, &mut self.host.logits, sink)?;
+        found.map_or(Ok(()), |found| found.finish())?;
+        match want {
+            Want::None => {}
+            Want::Best => self.best = pass.best()?,
+            Want::Last | Want::All => pass.head(0..1, &mut self.host.logits, sink)?,
         }
         Ok(())
     }
@@ -347,6 +358,19 @@ impl<B: Backend, A: Architecture<B>> ModelRunner for Runner<B, A> {
         self.feed.prefetch(Here { model: &*self.model, options, state: &self.state, experts }, tokens)
     }
 
+    /// Where ops run while the host goes on: to wait for one id is shorter than for the logits of a vocabulary.
+    fn chooses(&self) -> bool {
+        B::IS_QUEUED
+    }
+
+    fn best(&self) -> Option<TokenId> {
+        self.best
+    }
+
+    fn fetch_logits(&mut self, logits: &mut [f32]) -> Result<(), ModelError> {
+        Ok(self.model.backend.download(&self.work.logits, 0, logits)?)
+    }
+
     fn forward_watched(
         &mut self,
         tokens: &[TokenId],
@@ -358,6 +382,7 @@ impl<B: Backend, A: Architecture<B>> ModelRunner for Runner<B, A> {
         self.check_tokens(tokens)?;
         self.check_room(tokens.len())?;
         let backend = Arc::clone(&self.model.backend);
+        self.best = None;
         backend.run(|| self.run_sweeps(tokens, want, sink, probe, progress))
     }
 }

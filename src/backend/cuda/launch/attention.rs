@@ -1,23 +1,40 @@
-//! Launcher of kernels/attention.cu: one block a head of a row.
-//! Never looks past the row's own position. Surprising fact: one warp more than needed is started; it adds up the softmax.
+//! Launchers of kernels/attention.cu, one block a head of a row, and of kernels/attention_tiles.cu, one block 32 heads of a row.
+//! Never looks past the row's own position, and never lets the choice change a bit. Surprising fact: the first starts one warp more than it
+//! needs; it adds up the softmax.
 
-use super::Launch;
+use super::{Launch, has_shared};
 use crate::backend::BackendError;
 use crate::backend::cuda::CudaBackend;
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::memory::CudaBuf;
 use crate::backend::ops::Attention;
 
-/// Threads that score keys and sum values, see the kernel.
+/// Threads that score keys and sum values, see kernels/attention.cu.
 const THREADS: usize = 512;
+/// Heads and threads of a block, the width of a head, and words of shared memory besides those for each key: see kernels/attention_tiles.cu.
+const TILE_HEADS: usize = 32;
+const TILE_THREADS: usize = 256;
+const TILE_WIDTH: usize = 512;
+const TILE_WORK: usize = TILE_HEADS * TILE_WIDTH + 2 * 64 * 80;
+/// From this many heads of all rows on tiles are faster, though a block of them takes as long as six rows of 64 heads otherwise.
+const TILES_FROM: usize = 1024;
 
 pub fn attention(device: &Device, op: Attention<'_, CudaBackend>, out: &mut CudaBuf) -> Result<(), BackendError> {
     assert!(op.width.is_multiple_of(4), "heads of {} values: not whole fours", op.width);
     let k = op.compressed.as_ref().map_or(0, |c| c.k);
     let keys_max = op.window_len + k;
     let values = op.rows * op.heads * op.width;
-    let launch = Launch::new(device, "attention", [op.heads, op.rows, 1], THREADS + 32);
-    let launch = launch.shared((op.width + 2 * keys_max).next_multiple_of(4) * 4);
+    let tile_shared = (TILE_WORK + (TILE_HEADS + 1) * keys_max).next_multiple_of(4) * 4;
+    let is_tiled = op.rows * op.heads >= TILES_FROM
+        && (op.width, op.heads % TILE_HEADS) == (TILE_WIDTH, 0)
+        && has_shared(device, tile_shared);
+    let launch = if is_tiled {
+        let grid = [op.heads / TILE_HEADS, op.rows, 1];
+        Launch::new(device, "attention_tiles", grid, TILE_THREADS).shared(tile_shared)
+    } else {
+        let shared = (op.width + 2 * keys_max).next_multiple_of(4) * 4;
+        Launch::new(device, "attention", [op.heads, op.rows, 1], THREADS + 32).shared(shared)
+    };
     let launch = launch.buf(op.q, values).buf(op.window, op.window_slots * op.width);
     let launch = match &op.compressed {
         Some(c) => launch.buf(c.rows, 0).ids(c.selected, op.rows * k),
@@ -25,6 +42,6 @@ pub fn attention(device: &Device, op: Attention<'_, CudaBackend>, out: &mut Cuda
     };
     let launch = launch.buf(op.sinks, op.heads).buf(out, values).int(op.heads).int(op.width);
     let launch = launch.int(op.window_slots).int(op.window_len).int(k).int(op.first_pos).float(op.scale);
-    // SAFETY: the parameters of `attention`; selected rows are rows of `compressed` by contract.
+    // SAFETY: the parameters of both kernels; selected rows are rows of `compressed` by contract.
     unsafe { launch.start() }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::{Launch, matmul_row};
+use super::{Launch, matmul_row, tiles};
 use crate::backend::BackendError;
 use crate::backend::cpu::matmul::Arithmetic;
 use crate::backend::cuda::CudaBackend;
@@ -62,11 +62,7 @@ impl Rounded {
         (rows, cols): (usize, usize),
         block: usize,
     ) -> Result<Codes, BackendError> {
-        let padded = (rows * cols).next_multiple_of(256);
-        // At most a scale for each 32 values.
-        let needed = padded + padded / 16 * 2 + padded / 32 * 4;
-        let codes = grown(&mut self.bytes.lock(), device, needed)?;
-        let at = Codes { codes, sums: codes + padded as u64, scales: codes + (padded + padded / 16 * 2) as u64 };
+        let at = self.room(device, rows * cols)?;
         let kernel = if block == 32 { "quantise_32" } else { "quantise_256" };
         // Four warps a block, 256 values each.
         let launch = Launch::new(device, kernel, [cols.div_ceil(4 * 256), rows, 1], 128);
@@ -76,10 +72,33 @@ impl Rounded {
         Ok(at)
     }
 
+    /// Makes room for rows of together `values` values, and for `mid` values between two products, so that none is made later.
+    pub(in crate::backend::cuda) fn reserve(
+        &self,
+        device: &Arc<Device>,
+        (values, mid): (usize, usize),
+    ) -> Result<(), BackendError> {
+        self.room(device, values)?;
+        self.mid(device, mid).map(|_| ())
+    }
+
+    /// Room for `values` rounded values.
+    pub(super) fn room(&self, device: &Arc<Device>, values: usize) -> Result<Codes, BackendError> {
+        let padded = values.next_multiple_of(256);
+        let codes = grown(&mut self.bytes.lock(), device, code_bytes(values))?;
+        Ok(Codes { codes, sums: codes + padded as u64, scales: codes + (padded + padded / 16 * 2) as u64 })
+    }
+
     /// Room for `values` values between two products.
     pub(super) fn mid(&self, device: &Arc<Device>, values: usize) -> Result<u64, BackendError> {
         grown(&mut self.mid.lock(), device, 4 * values)
     }
+}
+
+/// Bytes of `values` rounded activations, with at most a scale for each 32 of them.
+fn code_bytes(values: usize) -> usize {
+    let padded = values.next_multiple_of(256);
+    padded + padded / 16 * 2 + padded / 32 * 4
 }
 
 /// Memory of at least `needed` bytes.
@@ -92,15 +111,20 @@ fn grown(bytes: &mut Option<Bytes>, device: &Arc<Device>, needed: usize) -> Resu
     Ok(bytes.as_ref().expect("taken above").at)
 }
 
-/// Threads of a block in the kernels over codes of `ty`, and how many of them share a weight row: DOT_THREADS and ROW_THREADS of
+/// Threads of a block in the kernels over several experts, and how many of them share a weight row: DOT_THREADS and ROW_THREADS of
 /// kernels/dots.cuh.
 pub(super) fn dot_threads(ty: QuantType) -> (usize, usize) {
     match (ty, ty.block_values()) {
         // Blocks that fill large tables first.
-        (QuantType::IQ2_XXS, _) => (512, 4),
+        (QuantType::IQ2_XXS, _) => (864, 4),
         (_, 256) => (128, 4),
         _ => (128, 8),
     }
+}
+
+/// As [`dot_threads`], of the kernels over one matrix.
+fn dot_threads_alone(ty: QuantType) -> (usize, usize) {
+    if ty == QuantType::IQ2_XXS { (512, 4) } else { dot_threads(ty) }
 }
 
 /// Kernel over codes for weights of `ty`, for one row or several.
@@ -174,6 +198,11 @@ pub fn matmul_pair(
         }
         let kernels = (codes_kernel(types.0, is_one), codes_kernel(types.1, is_one));
         let is_alike = types.0.block_values() == types.1.block_values();
+        if is_alike && tiles::takes(&a) && tiles::takes(&b) {
+            let at = tiles::round(device, rounded, &a)?;
+            tiles::tiles(device, &a, at, out_a)?;
+            return tiles::tiles(device, &b, at, out_b);
+        }
         if let ((false, false), (Some(first), Some(second)), true) = (is_row, kernels, is_alike) {
             let at = rounded.fill(device, x, (rows, a.w.shape.cols), types.0.block_values())?;
             product_of_codes(device, first, &a, at, out_a)?;
@@ -197,7 +226,7 @@ fn product_of_codes(
         return Ok(());
     }
     let row_tiles = if rows == 1 { 1 } else { rows.div_ceil(ROWS_AT_ONCE) };
-    let (threads, sharers) = dot_threads(shape.ty);
+    let (threads, sharers) = dot_threads_alone(shape.ty);
     let launch = Launch::new(device, kernel, [shape.rows.div_ceil(threads / sharers), row_tiles, 1], threads);
     let launch = launch.pointer(op.w.at).pointer(at.codes).pointer(at.scales).pointer(at.sums);
     let launch = launch.buf(out, rows * shape.rows).int(shape.rows).int(shape.cols).int(rows).int(op.groups);
@@ -221,6 +250,10 @@ pub fn matmul(
     let values = rows * groups * shape.cols;
     if arithmetic == Arithmetic::Fast && matmul_row::takes(&op) {
         return matmul_row::matmul_row(device, &op, out);
+    }
+    if arithmetic == Arithmetic::Fast && tiles::takes(&op) {
+        let at = tiles::round(device, rounded, &op)?;
+        return tiles::tiles(device, &op, at, out);
     }
     if let (Arithmetic::Fast, Some(kernel)) = (arithmetic, codes_kernel(shape.ty, is_one)) {
         let at = rounded.fill(device, op.x, (rows * groups, shape.cols), shape.ty.block_values())?;
