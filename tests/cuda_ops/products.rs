@@ -248,7 +248,7 @@ pub fn cases(rig: &mut Rig) {
             rig.product(ty, (7, 5003), 1, 1, Fast);
             // Tiles of 16 rows by 32 outputs: full, a row more, columns beyond whole lanes, groups, and outputs that no warp can share.
             for (outputs, cols, rows, groups) in
-                [(128, 64, 16, 1), (136, 2053, 33, 1), (256, 100, 17, 4), (132, 96, 20, 1), (512, 5120, 130, 1)]
+                [(4224, 64, 32, 1), (8456, 2053, 17, 1), (2816, 100, 33, 4), (4228, 96, 32, 1), (512, 5120, 270, 1)]
             {
                 rig.product(ty, (outputs, cols), rows, groups, Fast);
             }
