@@ -44,9 +44,23 @@ pub fn memory_facts() -> Result<Facts, SysError> {
         cma_free: info.cma_free,
         group_limit: group.map(|g| g.limit),
         group_used: group.map_or(Bytes(0), |g| g.used),
+        address_space: address_space_left(),
         lock_limit: lock_limit(),
         simulated_used: Bytes(0),
     })
+}
+
+/// Addresses that this process may still take; `None` is unlimited.
+fn address_space_left() -> Option<Bytes> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::As).current?;
+    // Where nobody says how much is taken, the limit alone is still better than none.
+    let taken = read_text(Path::new("/proc/self/statm")).ok().and_then(|text| parse_statm(&text)).unwrap_or(0);
+    Some(Bytes(limit.saturating_sub(taken.saturating_mul(page_bytes() as u64))))
+}
+
+/// Pages of the whole process: the first number.
+fn parse_statm(text: &str) -> Option<u64> {
+    text.split_whitespace().next()?.parse().ok()
 }
 
 /// Most bytes this process may lock; `None` is unlimited.

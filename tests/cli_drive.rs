@@ -58,8 +58,11 @@ fn a_memory_that_cannot_be_written_is_told_once() {
 fn small_models_are_not_measured() {
     let dir = scratch("drive-small");
     let cache = dir.join("cache");
-    let (_, stats) = run(b(), &cache, &dir, &["--probe", "force"]);
-    assert!(stats["drive"].is_null() && !cache.exists());
+    for (choice, is_told) in [("auto", false), ("force", true)] {
+        let (ran, stats) = run(b(), &cache, &dir, &["--probe", choice]);
+        assert!(stats["drive"].is_null() && !cache.exists());
+        assert_eq!(ran.stderr.contains("too small to measure its drive"), is_told, "{}", ran.stderr);
+    }
 }
 
 /// `is_direct` of a streamed run of model b.

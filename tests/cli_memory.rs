@@ -5,8 +5,9 @@
 mod cli_rig;
 
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
-use cli_rig::{command, finish, json, scratch};
+use cli_rig::{Ran, command, finish, json, scratch};
 use ds4::storage::convert::{ALIGNMENT, Arch, BaseRecipe, Recipe};
 use ds4::storage::gguf::{GgufWriter, TensorSpec};
 use ds4::storage::synth::{Dims, Routing, Shape, SynthOptions, SynthPlan};
@@ -99,4 +100,23 @@ fn a_model_that_no_memory_holds_is_refused_by_the_plan() {
     // The experts may stay on the drive, what every token needs may not.
     run(&["--ssd-streaming"]).failed(1, &["must stay in memory", "use a smaller quantisation"]);
     std::fs::remove_file(&path).unwrap();
+}
+
+/// Runs the bundled model with `threads` in a process that may take so many KiB of addresses.
+fn within_addresses(kib: u32, threads: &str) -> Ran {
+    let mut shell = Command::new("sh");
+    let limited = format!("ulimit -v {kib} && exec \"$0\" \"$@\"");
+    shell.arg("-c").arg(limited).arg(env!("CARGO_BIN_EXE_ds4")).arg("-m").arg(model());
+    shell.env("HOME", scratch("addresses")).stdin(Stdio::null());
+    finish(shell.args(["-p", "x", "-n", "1", "--ssd-streaming", "--backend", "cpu", "-t", threads]))
+}
+
+#[test]
+fn a_limit_on_addresses_is_planned_with() {
+    // Memory is there, addresses are not: the C library reserves 64 MiB of them for each thread.
+    for (kib, threads) in [(250_000, "2"), (300_000, "4"), (800_000, "16")] {
+        within_addresses(kib, threads).failed(1, &["ulimit -v", "fewer --threads"]);
+    }
+    let ran = within_addresses(4_000_000, "2").ok();
+    assert!(ran.stderr.contains("address space for"), "{}", ran.stderr);
 }

@@ -73,7 +73,9 @@ fn small_and_missing_files() {
     let dir = tempfile::tempdir().unwrap();
     let path = hole(&dir, FILE_BYTES_MIN - 1);
     let (options, memory) = (ReaderOptions::default(), Memory::none());
-    assert_eq!(drive_rates(&path, &options, ProbeChoice::Force, &memory).unwrap(), None);
+    assert_eq!(drive_rates(&path, &options, ProbeChoice::Auto, &memory).unwrap(), None);
+    let forced = drive_rates(&path, &options, ProbeChoice::Force, &memory);
+    assert!(matches!(forced, Err(ProbeError::TooSmall { .. })), "{forced:?}");
     assert!(matches!(measure_now(&path, &options), Err(ProbeError::TooSmall { .. })));
     let error = drive_rates(&dir.path().join("none"), &options, ProbeChoice::Auto, &memory).unwrap_err();
     assert!(error.to_string().contains("none"), "{error}");

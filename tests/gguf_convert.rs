@@ -585,6 +585,16 @@ fn damaged_folders_are_refused() {
     refused_folder(folder, "is no file name in this folder");
     index(r#"{"weight_map": {"x": "gone.safetensors"}}"#);
     refused_folder(folder, "gone.safetensors: cannot open");
-    std::fs::write(folder.join("config.json"), "{").unwrap();
+    let config = folder.join("config.json");
+    std::fs::write(&config, "{").unwrap();
     refused_folder(folder, "config.json: EOF");
+    // Longer than is believed, without a byte on the drive; then what states no length and would never end, or never begin.
+    std::fs::File::create(&config).unwrap().set_len(1 << 40).unwrap();
+    refused_folder(folder, "config.json: is larger than any such file");
+    std::fs::remove_file(&config).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", &config).unwrap();
+    refused_folder(folder, "config.json: is no regular file");
+    std::fs::remove_file(&config).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, &config, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
+    refused_folder(folder, "config.json: is no regular file");
 }

@@ -138,6 +138,9 @@ fn every_fact_bounds_the_plan() {
     check(Facts { available: Bytes(full.available.0 - 7 * GIB), ..full }, 7 * GIB);
     // A group of 64 GiB with 10 used: 54 usable instead of 126, and an eighth of 64 held back instead of 16.
     check(Facts { group_limit: Some(Bytes::gib(64)), group_used: Bytes::gib(10), ..full }, (126 - 54 - 8) * GIB);
+    // Addresses likewise; they cost nothing where memory is tighter.
+    check(Facts { address_space: Some(Bytes::gib(54)), ..full }, (126 - 54) * GIB - (16 * GIB - 54 * GIB / 8));
+    check(Facts { address_space: Some(Bytes::gib(200)), ..full }, 0);
 }
 
 #[test]
@@ -246,7 +249,7 @@ proptest! {
             preload: Some(a[11]), locked: b(1),
         };
         let facts = Facts { total: b(11), available: b(10), cma_free: b(9), group_limit: Some(b(8)), group_used: b(7),
-            lock_limit: Some(b(6)), simulated_used: b(5) };
+            address_space: Some(b(7)), lock_limit: Some(b(6)), simulated_used: b(5) };
         let _ = plan(&facts, &r).map(|p| p.to_string()).map_err(|e| e.to_string());
     }
 }

@@ -172,6 +172,10 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Hyper-connection coefficients from the raw mix.
     fn hc_coefficients(&self, op: ops::HcCoefficients<'_, Self>, out: ops::HcOut<'_, Self>)
     -> Result<(), BackendError>;
+    /// Coefficients, weighted sum and norm: the same bits as the ops one by one.
+    fn hc_enter(&self, op: ops::HcEnter<'_, '_, Self>, out: ops::HcEntered<'_, Self>) -> Result<(), BackendError> {
+        cpu::hc_enter::hc_enter(self, op, out)
+    }
     /// `out = [rows, hidden]`: weighted sum of the streams.
     fn hc_collapse(&self, op: ops::HcCollapse<'_, Self>, out: &mut Self::Buf) -> Result<(), BackendError>;
     /// Mixes the streams and adds a sublayer's output to each, in place.
@@ -205,6 +209,9 @@ pub trait Backend: Sized + Send + Sync + 'static {
     ) -> Result<(), BackendError>;
     /// `out = [rows, width]`: weighted expert outputs in the order given, then the shared expert's.
     fn combine_experts(&self, op: ops::CombineExperts<'_, Self>, out: &mut Self::Buf) -> Result<(), BackendError>;
+    /// `best = [1]`: where the largest of `count` values is, the lowest place among equals; -1 if one of them is NaN or infinity, or none is
+    /// above minus infinity.
+    fn best_of(&self, op: ops::BestOf<'_, Self>, best: &mut Self::Ids) -> Result<(), BackendError>;
 
     /// Adds gated n-gram memory to the streams, in place; `gates = [rows, streams]` is what was applied.
     fn engram_gate(

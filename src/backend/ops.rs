@@ -166,6 +166,40 @@ pub struct HcOut<'a, B: Backend> {
     pub comb: &'a mut B::Buf,
 }
 
+/// How a sublayer begins: coefficients from the streams, and the norm of the streams' weighted sum.
+pub struct HcEnter<'w, 'a, B: Backend> {
+    /// `[streams * (streams + 2), streams * hidden]`: the mix matrix.
+    pub w: B::MatView<'w>,
+    /// `[rows, streams, hidden]`.
+    pub streams: &'a B::Buf,
+    /// `[streams * (streams + 2)]`.
+    pub base: &'a B::Buf,
+    /// `[3]`: for pre, post and combination.
+    pub scale: &'a B::Buf,
+    /// `[rows, streams]`: weights of the sum; `None` for the op's own `pre`.
+    pub weights: Option<&'a B::Buf>,
+    /// `[hidden]`: weights of the norm.
+    pub norm: &'a B::Buf,
+    pub rows: usize,
+    pub stream_count: usize,
+    pub hidden: usize,
+    /// Of both norms.
+    pub rms_eps: f32,
+    pub hc_eps: f32,
+    pub iterations: usize,
+}
+
+/// Where the beginning of a sublayer goes.
+pub struct HcEntered<'a, B: Backend> {
+    pub coefficients: HcOut<'a, B>,
+    /// `[rows, streams * (streams + 2)]`: what was in it is lost.
+    pub mix: &'a mut B::Buf,
+    /// `[rows, hidden]`: likewise.
+    pub collapsed: &'a mut B::Buf,
+    /// `[rows, hidden]`: the normalised sum.
+    pub x: &'a mut B::Buf,
+}
+
 /// Weighted sum over the streams.
 pub struct HcCollapse<'a, B: Backend> {
     /// `[rows, streams, hidden]`.
@@ -379,6 +413,13 @@ pub struct CombineExperts<'a, B: Backend> {
     pub rows: usize,
     pub k: usize,
     pub width: usize,
+}
+
+/// The place of the largest value.
+pub struct BestOf<'a, B: Backend> {
+    /// `[count]`.
+    pub values: &'a B::Buf,
+    pub count: usize,
 }
 
 /// Gate from the similarity of a stream with its key, then `stream += gate * value`.

@@ -280,6 +280,7 @@ impl<'a> Repl<'a> {
         let sync = timeline.sync(&tokens, Want::Last, &mut watcher).map_err(from_session)?;
         let options = GenerateOptions {
             tokens_max: self.cli.prompt.tokens.map_or(usize::MAX, |n| n as usize),
+            is_scored: false,
             top_logprobs: 0,
             want: Want::Last,
         };

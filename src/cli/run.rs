@@ -249,6 +249,7 @@ fn answer_once(
         let mut logprobs = dumps.logprobs.as_mut();
         let options = GenerateOptions {
             tokens_max: cli.prompt.tokens.map_or(usize::MAX, |n| n as usize),
+            is_scored: logprobs.is_some(),
             top_logprobs: if logprobs.is_some() { cli.diagnosis.logprobs_top_k as usize } else { 0 },
             want,
         };

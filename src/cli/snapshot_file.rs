@@ -2,9 +2,7 @@
 //! Never stops a run: a file that can no longer be written is told once, and the run goes on. Surprising fact: records are renamed into
 //! place without being flushed to the drive, since the drive has better things to do and a crash leaves nothing to look at.
 
-use std::fs::Permissions;
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -15,6 +13,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::cli::output::note;
 use crate::engine::observe::Observer;
 use crate::obs::snapshot::Snapshot;
+use crate::storage::part_file;
 
 /// Pause between two records.
 const EVERY: Duration = Duration::from_millis(250);
@@ -41,6 +40,7 @@ impl SnapshotFile {
         if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
             return Err(io::Error::new(ErrorKind::InvalidInput, "it is no regular file"));
         }
+        part_file::remove_abandoned(path);
         write(path, &observer.snapshot(false))?;
         let stop = Arc::new(Stop::default());
         let (theirs, path) = (Arc::clone(&stop), path.to_owned());
@@ -72,12 +72,7 @@ fn write_until_stopped(path: &Path, observer: &mut Observer, stop: &Stop) {
 }
 
 fn write(path: &Path, snapshot: &Snapshot) -> io::Result<()> {
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::Builder::new()
-        .prefix(".ds4-")
-        // Narrowed by the umask.
-        .permissions(Permissions::from_mode(0o666))
-        .tempfile_in(folder)?;
+    let mut file = part_file::open(path)?;
     let mut bytes = serde_json::to_vec(snapshot)?;
     bytes.push(b'\n');
     file.write_all(&bytes)?;

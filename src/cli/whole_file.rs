@@ -4,10 +4,11 @@
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
+
+use crate::storage::part_file;
 
 /// A file that gets its name when it is finished.
 pub struct WholeFile {
@@ -49,13 +50,10 @@ impl WholeFile {
             Ok(_) => Target::Stream(File::options().write(true).open(path)?),
             Err(_) => Target::Name(path.to_owned()),
         };
-        let folder = match &target {
-            Target::Name(path) => path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")).into(),
-            Target::Stream(_) => std::env::temp_dir(),
+        let temporary = match &target {
+            Target::Name(path) => part_file::begin(path)?,
+            Target::Stream(_) => part_file::open(&std::env::temp_dir().join("stream"))?,
         };
-        // Narrowed by the umask, as for any file a user makes.
-        let permissions = fs::Permissions::from_mode(0o666);
-        let temporary = tempfile::Builder::new().prefix(".ds4-").permissions(permissions).tempfile_in(folder)?;
         Ok(Self { temporary, target })
     }
 

@@ -114,6 +114,18 @@ impl ModelRunner for CheckedRunner {
         self.inner.rewind(kept)
     }
 
+    fn chooses(&self) -> bool {
+        self.inner.chooses()
+    }
+
+    fn best(&self) -> Option<TokenId> {
+        self.inner.best()
+    }
+
+    fn fetch_logits(&mut self, logits: &mut [f32]) -> Result<(), ModelError> {
+        self.inner.fetch_logits(logits)
+    }
+
     fn prefetch_rows(&mut self, tokens: &[TokenId]) -> Result<(), ModelError> {
         // Its experts can be guessed as soon as the id is known.
         self.foresee(tokens);

@@ -27,6 +27,7 @@ mod tests {
         cma_free: Bytes(0),
         group_limit: None,
         group_used: Bytes(0),
+        address_space: None,
         lock_limit: None,
         simulated_used: Bytes(0),
     };

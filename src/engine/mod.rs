@@ -101,6 +101,11 @@ pub enum EngineError {
     Policy(#[from] UnknownPolicy),
     #[error(transparent)]
     Plan(#[from] PlanError),
+    #[error(
+        "{error}. What is short are addresses, not memory (ulimit -v leaves {left} beside what threads reserve): raise the limit or use \
+         fewer --threads"
+    )]
+    Addresses { error: PlanError, left: Bytes },
     #[error(transparent)]
     Weights(#[from] WeightsError),
     #[error(transparent)]

@@ -199,7 +199,7 @@ fn tune(
         Ok(None) => None,
         Err(ProbeError::Open(error)) => return Err(error.into()),
         Err(error) => {
-            notices.push(format!("{error}; reading with the built-in depth"));
+            notices.push(format!("note: {error}; reading with the built-in depth"));
             None
         }
     };
@@ -315,8 +315,26 @@ fn widest_sweep(config: &dyn ModelConfig, runner: &RunnerOptions, usable: Bytes)
     fits * runner.chunk
 }
 
+/// Addresses that the C library reserves for what one thread allocates, with its stack.
+const THREAD_ADDRESSES: u64 = 66 << 20;
+/// Threads beside those that compute: readers, and those that load the weights.
+const OTHER_THREADS: usize = 4;
+
+/// What the machine has, less what the caller takes as used and what threads take of a limited address space.
 fn memory_facts(options: &EngineOptions) -> Result<plan::Facts, EngineError> {
-    Ok(plan::Facts { simulated_used: options.simulated_used, ..sys::memory_facts()? })
+    let facts = sys::memory_facts()?;
+    let threads = options.threads.unwrap_or_else(sys::cpu_count) + OTHER_THREADS;
+    let reserved = THREAD_ADDRESSES.saturating_mul(threads as u64);
+    let address_space = facts.address_space.map(|left| Bytes(left.0.saturating_sub(reserved)));
+    Ok(plan::Facts { address_space, simulated_used: options.simulated_used, ..facts })
+}
+
+/// A refusal of the planner, with the limit that caused it where that is one on addresses.
+fn explain(error: EngineError, facts: &plan::Facts) -> EngineError {
+    match (error, facts.address_space) {
+        (EngineError::Plan(error), Some(left)) if left == facts.usable() => EngineError::Addresses { error, left },
+        (error, _) => error,
+    }
 }
 
 /// The plan, and the runner with the sweeps that it has room for. A width that was asked for is not changed.
@@ -335,7 +353,7 @@ fn plan_sweeps(
             Err(EngineError::Plan(_)) if options.sweep.is_none() && runner.sweep > runner.chunk => {
                 runner.sweep = (runner.sweep / 2).next_multiple_of(runner.chunk).min(runner.sweep - runner.chunk);
             }
-            planned => return Ok((runner, planned?)),
+            planned => return Ok((runner, planned.map_err(|error| explain(error, &facts))?)),
         }
     }
 }

@@ -58,6 +58,9 @@ pub enum ModelError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Want {
     None,
+    /// Of a single token, only the most likely next one ([`ModelRunner::best`]): its logits stay where they were computed. For runners that
+    /// choose.
+    Best,
     Last,
     All,
 }
@@ -67,7 +70,7 @@ impl Want {
     pub fn rows(self, rows: usize) -> usize {
         match self {
             Self::None => 0,
-            Self::Last => rows.min(1),
+            Self::Best | Self::Last => rows.min(1),
             Self::All => rows,
         }
     }
@@ -123,6 +126,23 @@ pub trait ModelRunner: Send {
 
     /// Starts reading what `tokens` will need if they are the next ones. Costs nothing if the model has no tables.
     fn prefetch_rows(&mut self, tokens: &[TokenId]) -> Result<(), ModelError>;
+
+    /// Whether passes of one token may want [`Want::Best`].
+    fn chooses(&self) -> bool {
+        false
+    }
+    /// The most likely token after a pass that wanted it, the lowest id among equals; `None` where nothing can be chosen from the logits.
+    fn best(&self) -> Option<TokenId> {
+        None
+    }
+    /// Logits that the last pass left where they were computed, into `[vocab]`. Nothing was done with this runner since.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn fetch_logits(&mut self, logits: &mut [f32]) -> Result<(), ModelError> {
+        let _ = logits;
+        Ok(())
+    }
 
     /// Appends `tokens`. After an error the state holds the tokens of the sweeps that were completed (see `len`); the
     /// failing sweep left no trace, and the next call works.

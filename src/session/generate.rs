@@ -48,6 +48,8 @@ pub struct Piece<'a> {
 pub struct GenerateOptions {
     /// Most tokens.
     pub tokens_max: usize,
+    /// Whether choices carry their probability.
+    pub is_scored: bool,
     /// Alternatives to report per token.
     pub top_logprobs: usize,
     /// `Last`, or `All` to hand the logits of every pass to the watcher too.
@@ -69,6 +71,19 @@ pub struct Answer {
 /// Receives pieces as they come.
 pub type OnPiece<'a> = dyn FnMut(&Piece<'_>) -> Flow + 'a;
 
+/// The next token of `timeline`.
+fn choose(timeline: &mut Timeline, sampler: &mut Sampler, options: &GenerateOptions) -> Result<Choice, GenerateError> {
+    if let Some(id) = timeline.best() {
+        return Ok(Choice { id, logprob: f32::NAN });
+    }
+    // A runner that could not choose leaves it to the sampler to say why.
+    timeline.fetch_logits()?;
+    Ok(match options.is_scored {
+        true => sampler.sample(timeline.last_logits())?,
+        false => Choice { id: sampler.choose(timeline.last_logits())?, logprob: f32::NAN },
+    })
+}
+
 /// Continues `timeline`, whose last logits are valid, with an answer.
 ///
 /// # Errors
@@ -77,17 +92,36 @@ pub fn generate(
     timeline: &mut Timeline,
     tokenizer: &Tokenizer,
     sampler: &mut Sampler,
+    rules: StopRules,
+    options: &GenerateOptions,
+    watcher: &mut dyn Watcher,
+    on_piece: &mut OnPiece<'_>,
+) -> Result<Answer, GenerateError> {
+    let answer = answer(timeline, tokenizer, sampler, rules, options, watcher, on_piece);
+    // Whoever goes on from here finds logits.
+    let fetched = timeline.fetch_logits();
+    let answer = answer?;
+    fetched?;
+    Ok(answer)
+}
+
+fn answer(
+    timeline: &mut Timeline,
+    tokenizer: &Tokenizer,
+    sampler: &mut Sampler,
     mut rules: StopRules,
     options: &GenerateOptions,
     watcher: &mut dyn Watcher,
     on_piece: &mut OnPiece<'_>,
 ) -> Result<Answer, GenerateError> {
+    let is_simple =
+        sampler.is_greedy() && !options.is_scored && options.top_logprobs == 0 && options.want == Want::Last;
     let started = Instant::now();
     let mut utf8 = Utf8Stream::new();
     let mut answer =
         Answer { tokens: Vec::new(), text: String::new(), ended: Ended::Tokens, passes: 0, elapsed: Duration::ZERO };
     while answer.tokens.len() < options.tokens_max {
-        let choice = sampler.sample(timeline.last_logits())?;
+        let choice = choose(timeline, sampler, options)?;
         let top = match options.top_logprobs {
             0 => Vec::new(),
             count => top_logprobs(timeline.last_logits(), count),
@@ -120,7 +154,10 @@ pub fn generate(
             break;
         }
         if has_next {
-            timeline.append(&[choice.id], options.want, watcher)?;
+            match is_simple {
+                true => timeline.append_to_choose(choice.id, watcher)?,
+                false => timeline.append(&[choice.id], options.want, watcher)?,
+            }
             answer.passes += 1;
         }
     }

@@ -46,7 +46,7 @@ pub enum SamplerError {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
     pub id: TokenId,
-    /// Natural logarithm of its probability under the model, before temperature and filters.
+    /// Natural logarithm of its probability under the model, before temperature and filters; NaN where it was not asked for.
     pub logprob: f32,
 }
 
@@ -116,9 +116,22 @@ impl Sampler {
     /// # Errors
     /// [`SamplerError::NotFinite`] or [`SamplerError::NoCandidate`]; no random number is drawn then.
     pub fn sample(&mut self, logits: &[f32]) -> Result<Choice, SamplerError> {
-        let best = greedy(logits)?;
-        let id = if self.params.temperature == 0.0 { best } else { self.draw(logits, best) };
+        let id = self.choose(logits)?;
         Ok(Choice { id, logprob: logprob(logits, id) })
+    }
+
+    /// As [`Self::sample`], without the probability, which takes longer than a choice.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn choose(&mut self, logits: &[f32]) -> Result<TokenId, SamplerError> {
+        let best = greedy(logits)?;
+        Ok(if self.is_greedy() { best } else { self.draw(logits, best) })
+    }
+
+    /// Whether it takes the most likely token, by the rule of [`greedy`].
+    pub fn is_greedy(&self) -> bool {
+        self.params.temperature == 0.0
     }
 
     fn draw(&mut self, logits: &[f32], best: TokenId) -> TokenId {

@@ -81,6 +81,9 @@ pub struct Timeline {
     last_logits: Vec<f32>,
     /// Whether those are of the last token.
     has_logits: bool,
+    /// Whether those of the last token are with the runner still, which chose from them; its choice.
+    are_left: bool,
+    best: Option<TokenId>,
     images: Images,
 }
 
@@ -94,7 +97,15 @@ impl Timeline {
     pub fn with_images(runner: Box<dyn ModelRunner>, images: usize) -> Self {
         let (ctx, vocab) = (runner.ctx(), runner.vocab());
         let (tokens, last_logits) = (Vec::with_capacity(ctx), vec![0.0; vocab]);
-        Self { runner, tokens, last_logits, has_logits: false, images: Images::new(images) }
+        Self {
+            runner,
+            tokens,
+            last_logits,
+            has_logits: false,
+            are_left: false,
+            best: None,
+            images: Images::new(images),
+        }
     }
 
     /// The tokens that the state holds.
@@ -137,7 +148,11 @@ impl Timeline {
         self.runner.reset();
         self.tokens.clear();
         self.images.cut(0);
-        self.has_logits = false;
+        self.lose_logits();
+    }
+
+    fn lose_logits(&mut self) {
+        (self.has_logits, self.are_left, self.best) = (false, false, None);
     }
 
     /// Goes back to the most of the first `len` tokens that costs nothing.
@@ -159,7 +174,7 @@ impl Timeline {
         };
         self.tokens.truncate(held);
         self.images.cut(held);
-        self.has_logits = false;
+        self.lose_logits();
         Ok(())
     }
 
@@ -302,6 +317,33 @@ impl Timeline {
         self.append_part(tokens, want, watcher, None)
     }
 
+    /// Appends `token` for a greedy choice: where the runner makes that by itself, the logits stay there until [`Self::fetch_logits`].
+    ///
+    /// # Errors
+    /// As for [`Self::append`].
+    pub fn append_to_choose(&mut self, token: TokenId, watcher: &mut dyn Watcher) -> Result<(), SessionError> {
+        let chooses = self.runner.chooses() && !watcher.has_probe();
+        self.append(&[token], if chooses { Want::Best } else { Want::Last }, watcher)
+    }
+
+    /// What the runner chose behind the last token, if it did.
+    pub fn best(&self) -> Option<TokenId> {
+        self.best
+    }
+
+    /// Brings logits that the last pass left with the runner, if it did, so that [`Self::last_logits`] has them.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn fetch_logits(&mut self) -> Result<(), SessionError> {
+        if self.are_left {
+            self.lose_logits();
+            self.runner.fetch_logits(&mut self.last_logits)?;
+            self.has_logits = true;
+        }
+        Ok(())
+    }
+
     /// As `append`; `prompt` says how much of how many tokens of a prompt is done, and has the watcher told of each step further.
     fn append_part(
         &mut self,
@@ -312,6 +354,7 @@ impl Timeline {
     ) -> Result<(), SessionError> {
         let first = self.tokens.len();
         let last = first + tokens.len() - 1;
+        self.lose_logits();
         let (runner, last_logits) = (&mut self.runner, &mut self.last_logits);
         let mut keep = |position: usize, logits: &[f32]| {
             if position == last {
@@ -343,7 +386,9 @@ impl Timeline {
         };
         let held = self.runner.len();
         self.tokens.extend_from_slice(&tokens[..held - first]);
-        self.has_logits = result.is_ok() && want != Want::None;
+        self.has_logits = result.is_ok() && matches!(want, Want::Last | Want::All);
+        self.are_left = result.is_ok() && want == Want::Best;
+        self.best = self.runner.best().filter(|_| self.are_left);
         result.map_err(|error| match error {
             ModelError::Interrupted => SessionError::Interrupted,
             other => other.into(),

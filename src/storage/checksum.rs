@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufWriter, Read, Write};
 use std::ops::ControlFlow;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
@@ -19,6 +19,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::gguf::GgufFile;
 use super::layout::{Extent, Layout, TableLayout};
+use super::part_file;
 use crate::units::ExpertIdx;
 
 const MAGIC: [u8; 8] = *b"DS4SUMS1";
@@ -151,14 +152,7 @@ impl Checksums {
         if !force && path.symlink_metadata().is_ok() {
             return Err(ChecksumError::Exists { path: path.to_owned() });
         }
-        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let temporary = tempfile::Builder::new()
-            .prefix(".ds4-gguf-")
-            .suffix(".part")
-            // Narrowed by the umask, as for any file a user makes.
-            .permissions(std::fs::Permissions::from_mode(0o666))
-            .tempfile_in(folder)
-            .map_err(io)?;
+        let temporary = part_file::begin(path).map_err(io)?;
         let mut out = Summed { inner: BufWriter::new(temporary), hash: Xxh3::new(), bytes: 0 };
         out.write_all(&identity(model)?).map_err(io)?;
         for count in [self.experts.len(), self.tables.len()] {

@@ -7,6 +7,7 @@ pub mod expert_cache;
 pub mod gguf;
 pub mod identity;
 pub mod layout;
+pub mod part_file;
 pub mod probe;
 pub mod reader;
 pub mod row_table;

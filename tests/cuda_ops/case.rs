@@ -12,7 +12,7 @@ use ds4::backend::cpu::simd::SimdLevel;
 use ds4::backend::cuda::{CudaBackend, Device, OpenError};
 
 use crate::kernels_common::Rng;
-use crate::{grids, products, rows, selection};
+use crate::{ends, grids, products, rows, selection};
 
 /// Repetitions of an op under the clock.
 pub struct Clock {
@@ -211,6 +211,7 @@ pub fn run_all() -> Result<(), String> {
     }
     rows::cases(&mut rig);
     selection::cases(&mut rig);
+    ends::cases(&mut rig);
     products::cases(&mut rig);
     grids::check()?;
     let missing: Vec<_> = ops_of_the_trait().into_iter().filter(|op| !rig.seen.contains(op)).collect();

@@ -7,6 +7,8 @@
 #[cfg(feature = "cuda")]
 mod case;
 #[cfg(feature = "cuda")]
+mod ends;
+#[cfg(feature = "cuda")]
 mod grids;
 #[cfg(feature = "cuda")]
 #[path = "../kernels_common/mod.rs"]

@@ -25,6 +25,8 @@ pub struct Facts {
     pub group_limit: Option<Bytes>,
     /// What that group already uses, reclaimable file pages not counted.
     pub group_used: Bytes,
+    /// Addresses that this process may still take (`ulimit -v`); `None` is unlimited.
+    pub address_space: Option<Bytes>,
     /// Most bytes that may be locked; `None` is unlimited.
     pub lock_limit: Option<Bytes>,
     /// Memory to treat as used by others (`--simulate-used-memory`).
@@ -36,12 +38,16 @@ impl Facts {
     pub fn usable(&self) -> Bytes {
         let machine = self.available.0.saturating_sub(self.cma_free.0);
         let group = self.group_limit.map_or(u64::MAX, |l| l.0.saturating_sub(self.group_used.0));
-        Bytes(machine.min(group).saturating_sub(self.simulated_used.0))
+        let addresses = self.address_space.map_or(u64::MAX, |left| left.0);
+        Bytes(machine.min(group).saturating_sub(self.simulated_used.0).min(addresses))
     }
 
-    /// Size of the world: RAM, or the group's limit when that is smaller.
+    /// Size of the world: RAM, or the group's limit or the address space when that is smaller.
     fn world(&self) -> u64 {
-        self.total.0.min(self.group_limit.map_or(u64::MAX, |l| l.0))
+        [self.group_limit, self.address_space]
+            .into_iter()
+            .flatten()
+            .fold(self.total.0, |world, limit| world.min(limit.0))
     }
 }
 

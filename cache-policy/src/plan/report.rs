@@ -45,6 +45,9 @@ impl fmt::Display for Plan {
         if let Some(limit) = facts.group_limit {
             write!(f, ", control group {} of {limit}", facts.group_used)?;
         }
+        if let Some(left) = facts.address_space {
+            write!(f, ", address space for {left} more")?;
+        }
         if facts.simulated_used.0 > 0 {
             write!(f, ", {} taken as used", facts.simulated_used)?;
         }

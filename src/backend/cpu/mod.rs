@@ -4,6 +4,7 @@
 //! computed in F64 without it, are what this backend is held to.
 
 mod attention;
+mod best_of;
 mod candidate_blocks;
 mod combine_experts;
 mod embed;
@@ -11,6 +12,7 @@ mod engram_gate;
 pub mod experts_row;
 mod hc_coefficients;
 mod hc_collapse;
+pub mod hc_enter;
 mod hc_expand;
 mod index_scores;
 mod lanes;
@@ -304,6 +306,11 @@ impl Backend for CpuBackend {
 
     fn combine_experts(&self, op: ops::CombineExperts<'_, Self>, out: &mut Vec<f32>) -> Result<(), BackendError> {
         combine_experts::combine_experts(&self.pool, op, out);
+        Ok(())
+    }
+
+    fn best_of(&self, op: ops::BestOf<'_, Self>, best: &mut Vec<i32>) -> Result<(), BackendError> {
+        best[0] = best_of::best_of(op);
         Ok(())
     }
 

@@ -21,12 +21,14 @@ use crate::backend::{Backend, BackendError, SharedBytes, ops};
 use crate::quant::QuantType;
 use answer::Answer;
 use launch::matmul::Rounded;
+use launch::meeting::Meeting;
 use memory::{Bytes, Stager};
 
 /// Ops on a GPU.
 pub struct CudaBackend {
     // Dropped before the device that they are memory of.
     rounded: Rounded,
+    meeting: Meeting,
     stager: Stager,
     answer: Answer,
     arithmetic: Arithmetic,
@@ -53,7 +55,14 @@ impl CudaSlab {
 impl CudaBackend {
     /// A backend on `device`, which others may use as well.
     pub fn new(device: Arc<Device>, arithmetic: Arithmetic) -> Self {
-        Self { rounded: Rounded::new(), stager: Stager::new(), answer: Answer::new(), arithmetic, device }
+        Self {
+            rounded: Rounded::new(),
+            meeting: Meeting::new(),
+            stager: Stager::new(),
+            answer: Answer::new(),
+            arithmetic,
+            device,
+        }
     }
 
     /// The device.
@@ -262,6 +271,13 @@ impl Backend for CudaBackend {
         launch::hc_coefficients::hc_coefficients(&self.device, op, out)
     }
 
+    fn hc_enter(&self, op: ops::HcEnter<'_, '_, Self>, out: ops::HcEntered<'_, Self>) -> Result<(), BackendError> {
+        if launch::hc_enter::takes(&op) {
+            return launch::hc_enter::hc_enter(&self.device, &self.meeting, op, out);
+        }
+        crate::backend::cpu::hc_enter::hc_enter(self, op, out)
+    }
+
     fn hc_collapse(&self, op: ops::HcCollapse<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
         launch::hc_collapse::hc_collapse(&self.device, op, out)
     }
@@ -320,6 +336,10 @@ impl Backend for CudaBackend {
 
     fn combine_experts(&self, op: ops::CombineExperts<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
         launch::combine_experts::combine_experts(&self.device, op, out)
+    }
+
+    fn best_of(&self, op: ops::BestOf<'_, Self>, best: &mut CudaIds) -> Result<(), BackendError> {
+        launch::best_of::best_of(&self.device, &self.meeting, op, best)
     }
 
     fn engram_gate(

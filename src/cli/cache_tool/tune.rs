@@ -145,7 +145,8 @@ fn record(
     let synced = timeline.sync(&prompt, Want::Last, &mut watcher).map_err(from_session)?;
     // Going on past the model's own stop: a dozen tokens would say nothing about a cache.
     let rules = StopRules::new(Vec::new(), Vec::new()).map_err(CliError::usage)?;
-    let wanted = GenerateOptions { tokens_max: args.tokens as usize, top_logprobs: 0, want: Want::Last };
+    let wanted =
+        GenerateOptions { tokens_max: args.tokens as usize, is_scored: false, top_logprobs: 0, want: Want::Last };
     let mut on_piece = |_: &Piece<'_>| if interrupt.is_set() { Flow::Stop } else { Flow::Continue };
     let row_wait = engine.row_wait();
     let answer = generate(&mut timeline, tokenizer, &mut sampler, rules, &wanted, &mut watcher, &mut on_piece)

@@ -6,9 +6,10 @@ use std::ops::Range;
 use super::architecture::Architecture;
 use super::pass::Pass;
 use super::workspace::{LOGIT_ROWS_MAX, tiles};
-use crate::backend::{Backend, BackendError};
+use crate::backend::{Backend, BackendError, ops};
 use crate::models::LogitSink;
 use crate::models::probe::Point;
+use crate::units::TokenId;
 
 impl<B: Backend, A: Architecture<B>> Pass<'_, B, A> {
     /// Logits of `rows` of the chunk, handed to `sink` one row at a time.
@@ -27,6 +28,29 @@ impl<B: Backend, A: Architecture<B>> Pass<'_, B, A> {
         host: &mut Vec<f32>,
         sink: &mut LogitSink<'_>,
     ) -> Result<(), BackendError> {
+        let (ctx, vocab, pos) = (self.ctx, self.ctx.config.vocab, self.ctx.first_pos + rows.start);
+        let count = rows.len();
+        self.logits(rows)?;
+        host.resize(vocab, 0.0);
+        for row in 0..count {
+            ctx.backend.download(&self.work.logits, row * vocab, host)?;
+            sink(pos + row, host);
+        }
+        Ok(())
+    }
+
+    /// The most likely token after the only row; `None` where nothing can be chosen. Its logits stay where they are.
+    pub fn best(&mut self) -> Result<Option<TokenId>, BackendError> {
+        self.logits(0..1)?;
+        let (backend, w) = (self.ctx.backend, &mut *self.work);
+        backend.best_of(ops::BestOf { values: &w.logits, count: self.ctx.config.vocab }, &mut w.best)?;
+        let mut id = [0];
+        backend.download_ids(&w.best, 0, &mut id)?;
+        Ok(TokenId::try_from(id[0]).ok())
+    }
+
+    /// Logits of a tile, kept on the device.
+    fn logits(&mut self, rows: Range<usize>) -> Result<(), BackendError> {
         let (ctx, w) = (self.ctx, &mut *self.work);
         let (c, count, pos) = (ctx.config, rows.len(), ctx.first_pos + rows.start);
         let width = c.streams * c.hidden;
@@ -36,12 +60,6 @@ impl<B: Backend, A: Architecture<B>> Pass<'_, B, A> {
         ctx.norm(&w.collapsed, &ctx.weights.output_norm, (count, c.hidden), &mut w.x)?;
         self.show_some(Point::HeadIn, (ctx.weights.layers.len(), pos), (count, c.hidden), |w, _| &w.x)?;
         let w = &mut *self.work;
-        ctx.matmul_rows(&ctx.weights.output, &w.x, count, &mut w.logits)?;
-        host.resize(c.vocab, 0.0);
-        for row in 0..count {
-            ctx.backend.download(&w.logits, row * c.vocab, host)?;
-            sink(pos + row, host);
-        }
-        Ok(())
+        ctx.matmul_rows(&ctx.weights.output, &w.x, count, &mut w.logits)
     }
 }

@@ -55,6 +55,31 @@ impl<B: Backend> Hc<'_, B> {
         self.backend.hc_coefficients(op, out)
     }
 
+    /// How a sublayer begins: its coefficients, and the norm of the streams weighted with `weights`, or with the coefficients' own `pre`.
+    pub fn enter(
+        &self,
+        hc: &HcWeights<B>,
+        norm: &B::Buf,
+        (streams, weights): (&B::Buf, Option<&B::Buf>),
+        out: ops::HcEntered<'_, B>,
+    ) -> Result<(), BackendError> {
+        let op = ops::HcEnter {
+            w: self.backend.view(&hc.mix),
+            streams,
+            base: &hc.base,
+            scale: &hc.scale,
+            weights,
+            norm,
+            rows: self.rows,
+            stream_count: self.shape.streams,
+            hidden: self.shape.hidden,
+            rms_eps: self.shape.rms_eps,
+            hc_eps: self.shape.hc_eps,
+            iterations: self.shape.iterations,
+        };
+        self.backend.hc_enter(op, out)
+    }
+
     /// `out = [rows, hidden]`: streams weighted with `[rows, streams]`.
     pub fn collapse(&self, streams: &B::Buf, weights: &B::Buf, out: &mut B::Buf) -> Result<(), BackendError> {
         let (stream_count, hidden) = (self.shape.streams, self.shape.hidden);

@@ -69,6 +69,7 @@ impl<B: Backend, A: Architecture<B>> Model<B> for Loaded<B, A> {
             carry: Carry::new(CarrySizes::new(c, &options), backend)?,
             expert_carry: MoeCarry::new(moe::CarrySizes(c.moe_sizes(options.sweep_rows())), backend)?,
             host: Host::new(c, &options),
+            best: None,
             model: self,
             options,
             experts,
@@ -122,6 +123,8 @@ struct Runner<B: Backend, A: Architecture<B>> {
     carry: Carry<B>,
     expert_carry: MoeCarry<B>,
     host: Host,
+    /// What the last pass chose, if that was wanted.
+    best: Option<TokenId>,
 }
 
 impl<B: Backend, A: Architecture<B>> Runner<B, A> {
@@ -252,8 +255,10 @@ impl<B: Backend, A: Architecture<B>> Runner<B, A> {
             pass.leave_experts(layer)?;
             spans::end_half("experts", layer, 1, begun);
         }
-        if want != Want::None {
-            pass.head(0..1, &mut self.host.logits, sink)?;
+        match want {
+            Want::None => {}
+            Want::Best => self.best = pass.best()?,
+            Want::Last | Want::All => pass.head(0..1, &mut self.host.logits, sink)?,
         }
         Ok(())
     }
@@ -347,6 +352,19 @@ impl<B: Backend, A: Architecture<B>> ModelRunner for Runner<B, A> {
         self.feed.prefetch(Here { model: &*self.model, options, state: &self.state, experts }, tokens)
     }
 
+    /// Where ops run while the host goes on: to wait for one id is shorter than for the logits of a vocabulary.
+    fn chooses(&self) -> bool {
+        B::IS_QUEUED
+    }
+
+    fn best(&self) -> Option<TokenId> {
+        self.best
+    }
+
+    fn fetch_logits(&mut self, logits: &mut [f32]) -> Result<(), ModelError> {
+        Ok(self.model.backend.download(&self.work.logits, 0, logits)?)
+    }
+
     fn forward_watched(
         &mut self,
         tokens: &[TokenId],
@@ -358,6 +376,7 @@ impl<B: Backend, A: Architecture<B>> ModelRunner for Runner<B, A> {
         self.check_tokens(tokens)?;
         self.check_room(tokens.len())?;
         let backend = Arc::clone(&self.model.backend);
+        self.best = None;
         backend.run(|| self.run_sweeps(tokens, want, sink, probe, progress))
     }
 }

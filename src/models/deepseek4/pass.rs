@@ -34,10 +34,9 @@ impl<B: Backend> Pass<'_, B> {
     /// Spec 3.2: mixing weights from the streams, and the normalised input of the sublayer.
     pub fn enter(&mut self, hc: &HcWeights<B>, norm: &B::Buf) -> Result<(), BackendError> {
         let (ctx, w) = (self.ctx, &mut *self.work);
-        let out = ops::HcOut { pre: &mut w.pre, post: &mut w.post, comb: &mut w.comb };
-        ctx.hc().mix(hc, &w.streams, &mut w.mix, out)?;
-        ctx.hc().collapse(&w.streams, &w.pre, &mut w.collapsed)?;
-        ctx.norm(&w.collapsed, norm, (ctx.rows, ctx.config.hidden), &mut w.x)
+        let coefficients = ops::HcOut { pre: &mut w.pre, post: &mut w.post, comb: &mut w.comb };
+        let out = ops::HcEntered { coefficients, mix: &mut w.mix, collapsed: &mut w.collapsed, x: &mut w.x };
+        ctx.hc().enter(hc, norm, (&w.streams, None), out)
     }
 
     /// Spec 3.2, last step: the output `y` of a sublayer joins the mixed streams.

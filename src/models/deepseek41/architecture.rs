@@ -117,8 +117,7 @@ impl<B: Backend> Architecture<B> for V41 {
     }
 
     fn enter(pass: &mut Pass<'_, B>, hc: &HcWeights<B>, norm: &B::Buf) -> Result<(), BackendError> {
-        pass.mix(hc)?;
-        pass.collapse_and_norm(norm)
+        pass.enter(hc, norm)
     }
 
     fn attention(pass: &mut Pass<'_, B>, layer: usize) -> Result<(), BackendError> {

@@ -7,14 +7,15 @@ use crate::backend::{Backend, BackendError, ops};
 use crate::models::blocks::hyper_connections::HcWeights;
 
 impl<B: Backend> Pass<'_, B> {
-    /// Spec 3.2: pre, post and combination from the streams as they are now.
-    pub fn mix(&mut self, weights: &HcWeights<B>) -> Result<(), BackendError> {
-        let (hc, w) = (self.ctx.hc(), &mut *self.work);
-        let out = ops::HcOut { pre: &mut w.pre, post: &mut w.post, comb: &mut w.comb };
-        hc.mix(weights, &w.streams, &mut w.mix, out)
+    /// Spec 3.2: pre, post and combination from the streams as they are now; the input of the sublayer from the carried weights.
+    pub fn enter(&mut self, hc: &HcWeights<B>, norm: &B::Buf) -> Result<(), BackendError> {
+        let (ctx, w) = (self.ctx, &mut *self.work);
+        let coefficients = ops::HcOut { pre: &mut w.pre, post: &mut w.post, comb: &mut w.comb };
+        let out = ops::HcEntered { coefficients, mix: &mut w.mix, collapsed: &mut w.collapsed, x: &mut w.x };
+        ctx.hc().enter(hc, norm, (&w.streams, Some(&self.own.carried)), out)
     }
 
-    /// Input of a sublayer: streams collapsed with the carried weights, then normalised.
+    /// Only the input of a sublayer: streams collapsed with the carried weights, then normalised.
     pub fn collapse_and_norm(&mut self, norm: &B::Buf) -> Result<(), BackendError> {
         let (ctx, w) = (self.ctx, &mut *self.work);
         ctx.hc().collapse(&w.streams, &self.own.carried, &mut w.collapsed)?;

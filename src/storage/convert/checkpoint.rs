@@ -3,6 +3,8 @@
 //! Surprising fact: a tensor left unpaired inside the model is an error, outside of it (draft stages, vision) a count.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
@@ -26,16 +28,23 @@ pub(super) struct JsonFile {
 /// Reads a JSON object, or `None` when the file is absent.
 pub(super) fn read_json(path: &Path) -> Result<Option<JsonFile>, ConvertError> {
     let io = |source| ConvertError::Io { path: path.to_owned(), doing: "cannot read", source };
-    let len = match path.metadata() {
-        Ok(m) => m.len(),
+    let json = |problem: String| ConvertError::Json { path: path.to_owned(), problem };
+    let too_long = || format!("is larger than any such file; the limit is {JSON_BYTES_MAX} bytes");
+    match path.metadata() {
+        // Opening a pipe would wait for a writer, and a device has no end.
+        Ok(found) if !found.is_file() => return Err(json("is no regular file".into())),
+        Ok(found) if found.len() > JSON_BYTES_MAX => return Err(json(too_long())),
+        Ok(_) => {}
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(io(e)),
-    };
-    let json = |problem: String| ConvertError::Json { path: path.to_owned(), problem };
-    if len > JSON_BYTES_MAX {
-        return Err(json(format!("{len} bytes: larger than any such file; the limit is {JSON_BYTES_MAX}")));
     }
-    let text = std::fs::read_to_string(path).map_err(io)?;
+    // What comes is counted, whatever length is stated: a file can grow, and some file systems state none.
+    let mut text = String::new();
+    let read = File::open(path).and_then(|file| file.take(JSON_BYTES_MAX + 1).read_to_string(&mut text));
+    read.map_err(io)?;
+    if text.len() as u64 > JSON_BYTES_MAX {
+        return Err(json(too_long()));
+    }
     let object = serde_json::from_str(&text).map_err(|e| json(e.to_string()))?;
     Ok(Some(JsonFile { text, object }))
 }

@@ -6,9 +6,7 @@
 //! every value finite and not negative. `__metadata__` has `format` = `ds4-importance-1` and free text of the collector.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::Permissions;
 use std::io::{BufWriter, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
@@ -17,6 +15,7 @@ use serde_json::json;
 use super::error::ConvertError;
 use super::part::TensorPlan;
 use super::shard::Shard;
+use crate::storage::part_file;
 
 const FORMAT: &str = "ds4-importance-1";
 
@@ -124,11 +123,7 @@ pub fn write_importance(
 ) -> Result<(), ConvertError> {
     let header = header(path, tensors, notes)?;
     let io = |source| ConvertError::Io { path: path.to_owned(), doing: "cannot write", source };
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Readable by all, as far as the umask allows: the default of temporary files is the owner alone.
-    let permissions = Permissions::from_mode(0o666);
-    let part = tempfile::Builder::new().suffix(".part").permissions(permissions).tempfile_in(folder).map_err(io)?;
-    let mut out = BufWriter::new(part);
+    let mut out = BufWriter::new(part_file::begin(path).map_err(io)?);
     let write = |out: &mut BufWriter<_>| -> std::io::Result<()> {
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;

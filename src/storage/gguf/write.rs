@@ -4,7 +4,6 @@
 
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FallocateFlags;
@@ -18,6 +17,7 @@ use super::read::parse;
 use super::value::{Scalar, put_name};
 use super::{DEFAULT_ALIGNMENT, MAGIC, VERSION};
 use crate::quant::QuantType;
+use crate::storage::part_file;
 
 /// A tensor to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,13 +128,7 @@ impl GgufWriter {
             Some(p) if !p.as_os_str().is_empty() => p,
             _ => Path::new("."),
         };
-        let temporary = tempfile::Builder::new()
-            .prefix(".ds4-gguf-")
-            .suffix(".part")
-            // Narrowed by the umask, as for any file a user makes.
-            .permissions(std::fs::Permissions::from_mode(0o666))
-            .tempfile_in(folder)
-            .map_err(io)?;
+        let temporary = part_file::begin(path).map_err(io)?;
         reserve(temporary.as_file(), path, self.directory.file_len)?;
         let stored = self.directory.tensors.into_iter().zip(self.is_stored).filter(|(_, is_stored)| *is_stored);
         let mut out = GgufOutput {

@@ -168,10 +168,10 @@ pub enum ProbeError {
 }
 
 /// Rates of the drive under `path`, read as `options` say; from `memory` where it has them, unless `choice` is `Force`.
-/// `None` when `choice` is `Off` or the file is too small to tell.
+/// `None` when `choice` is `Off`, or when nobody insists and the file is too small to tell.
 ///
 /// # Errors
-/// A file that cannot be opened as asked, or read.
+/// A file that cannot be opened as asked, or read; one that is too small, where `choice` is `Force`.
 pub fn drive_rates(
     path: &Path,
     options: &ReaderOptions,
@@ -183,7 +183,10 @@ pub fn drive_rates(
     }
     let key = remembered::key(path, options)?;
     if key.file_bytes < FILE_BYTES_MIN {
-        return Ok(None);
+        return match choice {
+            ProbeChoice::Force => Err(ProbeError::TooSmall { path: path.to_owned(), bytes: Bytes(key.file_bytes) }),
+            _ => Ok(None),
+        };
     }
     if choice == ProbeChoice::Auto
         && let Some(rates) = memory.recall(&key.text)
