@@ -19,6 +19,8 @@ mod products;
 mod rows;
 #[cfg(feature = "cuda")]
 mod selection;
+#[cfg(feature = "cuda")]
+mod slots;
 
 #[cfg(not(feature = "cuda"))]
 fn main() {

@@ -77,12 +77,20 @@ impl Rounded {
         Ok(at)
     }
 
+    /// Makes room for rows of together `values` values, and for `mid` values between two products, so that none is made later.
+    pub(in crate::backend::cuda) fn reserve(
+        &self,
+        device: &Arc<Device>,
+        (values, mid): (usize, usize),
+    ) -> Result<(), BackendError> {
+        self.room(device, values)?;
+        self.mid(device, mid).map(|_| ())
+    }
+
     /// Room for `values` rounded values.
     pub(super) fn room(&self, device: &Arc<Device>, values: usize) -> Result<Codes, BackendError> {
         let padded = values.next_multiple_of(256);
-        // At most a scale for each 32 values.
-        let needed = padded + padded / 16 * 2 + padded / 32 * 4;
-        let codes = grown(&mut self.bytes.lock(), device, needed)?;
+        let codes = grown(&mut self.bytes.lock(), device, code_bytes(values))?;
         Ok(Codes { codes, sums: codes + padded as u64, scales: codes + (padded + padded / 16 * 2) as u64 })
     }
 
@@ -90,6 +98,12 @@ impl Rounded {
     pub(super) fn mid(&self, device: &Arc<Device>, values: usize) -> Result<u64, BackendError> {
         grown(&mut self.mid.lock(), device, 4 * values)
     }
+}
+
+/// Bytes of `values` rounded activations, with at most a scale for each 32 of them.
+fn code_bytes(values: usize) -> usize {
+    let padded = values.next_multiple_of(256);
+    padded + padded / 16 * 2 + padded / 32 * 4
 }
 
 /// Memory of at least `needed` bytes.
