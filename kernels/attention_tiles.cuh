@@ -33,6 +33,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 1) attention_tiles(
     const float *q, const float *window, const float *compressed, const int *selected, const float *sinks, float *out, int heads, int width,
     int window_slots, int window_len, int k, int first_pos, float scale
 ) {
+    previous_ended();
     extern __shared__ float4 dynamic[];
     __shared__ float peaks[WARPS][TILE_HEADS], totals[TILE_HEADS];
     float *work = (float *)dynamic, *parts = work + TILE_HEADS * WIDTH, *weights = work + WORK_ROOM;

@@ -13,6 +13,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 1) index_tiles(
     const float *q, const float *head_weights, const float *keys, float *scores, int heads, int width, int first_row, int first_pos,
     int ratio, int stride, float scale
 ) {
+    previous_ended();
     extern __shared__ float4 dynamic[];
     float *query = (float *)dynamic, *weights = query + TILE_HEADS * WIDTH, *parts = weights + TILE_HEADS, *products = parts + 2 * PART_ROOM;
     size_t row = (size_t)first_row + blockIdx.y;

@@ -20,6 +20,8 @@ mod rows;
 #[cfg(feature = "cuda")]
 mod selection;
 #[cfg(feature = "cuda")]
+mod slots;
+#[cfg(feature = "cuda")]
 mod swept;
 
 #[cfg(not(feature = "cuda"))]

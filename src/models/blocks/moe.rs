@@ -12,7 +12,7 @@ use crate::backend::cpu::experts_rows::experts_rows as one_by_one;
 use crate::backend::{Backend, BackendError, ops};
 use crate::models::ModelError;
 use crate::models::probe::{Point, Probe};
-use crate::models::supply::{ExpertLease, ExpertMats, ExpertSupply, Phase};
+use crate::models::supply::{ExpertLease, ExpertMats, ExpertSupply, Phase, RowChoice, RowExperts, RowProducts};
 use crate::units::{ExpertIdx, LayerIdx};
 
 /// Rows that are cleared at a time.
@@ -228,6 +228,18 @@ impl<B: Backend> Moe<'_, B> {
         Ok(self.combine_row(grouping)?)
     }
 
+    /// As [`Self::row`], with experts that the device finds by itself: everything is queued, nothing is waited for.
+    pub fn row_found(&mut self, found: &mut dyn RowExperts<B>) -> Result<(), ModelError> {
+        let (layer, k, limit) = (LayerIdx(self.layer as u16), self.sizes.k, self.rules.limit);
+        let w = &mut *self.work;
+        let (ids, weights, sorted) = (&w.router_ids, &w.router_weights, &mut w.expert_weights);
+        found.chosen(RowChoice { layer, k, ids, weights, sorted })?;
+        // The host has this long to bring what is absent.
+        self.shared_expert()?;
+        found.products(RowProducts { layer, k, x: &*self.x, limit, outputs: &mut self.work.expert_out })?;
+        Ok(self.combine_sorted()?)
+    }
+
     /// Tells `supply` what the next layer will probably request, if it wants to know. Between the routing of this layer and its sum.
     fn guess_next(
         &mut self,
@@ -308,10 +320,17 @@ impl<B: Backend> Moe<'_, B> {
     /// Weighted sum of the only row's experts, then the shared one.
     fn combine_row(&mut self, grouping: &Grouping) -> Result<(), BackendError> {
         let (backend, w) = (self.backend, &mut *self.work);
-        let (k, width) = (self.sizes.k, self.sizes.hidden);
+        let k = self.sizes.k;
         backend.upload_ids(&grouping.places, &mut w.places, 0)?;
         let sort = ops::MoveRows { src: &w.router_weights, indices: &w.places, range: 0..k, width: 1 };
         backend.gather_rows(sort, &mut w.expert_weights)?;
+        self.combine_sorted()
+    }
+
+    /// As [`Self::combine_row`], with weights that are in order.
+    fn combine_sorted(&mut self) -> Result<(), BackendError> {
+        let (backend, w) = (self.backend, &*self.work);
+        let (k, width) = (self.sizes.k, self.sizes.hidden);
         let op = ops::CombineExperts {
             outputs: &w.expert_out,
             weights: &w.expert_weights,
