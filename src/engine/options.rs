@@ -109,6 +109,8 @@ pub struct EngineOptions {
     pub gpu_device: Option<usize>,
     /// Experts in GPU memory; `None` for what is free.
     pub gpu_budget: Option<Budget>,
+    /// Let a GPU find the experts of a token by itself.
+    pub finds_experts: bool,
     /// Instruction set; `None` for the best of this machine.
     pub simd: Option<SimdLevel>,
     /// Rows computed together in prefill; `None` for the default.
@@ -161,6 +163,7 @@ impl EngineOptions {
             device: DeviceChoice::default(),
             gpu_device: None,
             gpu_budget: None,
+            finds_experts: true,
             simd: None,
             chunk: None,
             sweep: None,
