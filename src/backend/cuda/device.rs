@@ -5,23 +5,15 @@
 use std::any::Any;
 use std::fmt::Write as _;
 use std::os::raw::c_void;
-<<<<<<< HEAD
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
-=======
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
->>>>>>> main
+use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
 use parking_lot::Mutex;
 
-<<<<<<< HEAD
-use super::faults::{self, Version};
-=======
 use super::awaiting::{Awaiting, BOUNCE};
->>>>>>> main
+use super::faults::{self, Version};
 use super::modules::{LoadError, Modules};
 use super::segments::Recorded;
 use crate::backend::BackendError;
@@ -125,13 +117,10 @@ pub struct Device {
     counts: Counts,
     /// Ring of kernel names, and how many were launched since the last wait.
     recent: Mutex<([&'static str; RECENT], usize)>,
-<<<<<<< HEAD
     /// The first error after which this process cannot use the device any more.
     lost: OnceLock<String>,
-=======
     /// While ops are recorded: what they are so far, in one number, and whether the last one was a kernel.
     recording: Mutex<Option<(u64, bool)>>,
->>>>>>> main
 }
 
 pub(super) fn text(error: DriverError) -> String {
@@ -171,11 +160,7 @@ impl Device {
         let properties = properties(&context).map_err(refused)?;
         let modules = Modules::load(properties.capability, text_only)?;
         let recent = Mutex::new(([""; RECENT], 0));
-<<<<<<< HEAD
-        let (counts, lost) = (Counts::default(), OnceLock::new());
-        Ok(Self { modules, stream, uploads, context, properties, counts, recent, lost })
-=======
-        let (counts, awaiting) = (Counts::default(), Awaiting::default());
+        let (counts, awaiting, lost) = (Counts::default(), Awaiting::default(), OnceLock::new());
         Ok(Self {
             modules,
             stream,
@@ -187,9 +172,9 @@ impl Device {
             properties,
             counts,
             recent,
+            lost,
             recording: Mutex::new(None),
         })
->>>>>>> main
     }
 
     /// What the device is.

@@ -17,12 +17,8 @@ use std::any::Any;
 use std::sync::Arc;
 
 pub use device::{Device, DeviceCounters, OpenError, Properties, Registered};
-<<<<<<< HEAD
 pub use faults::Version;
-pub use memory::{CudaBuf, CudaIds, CudaMat, CudaView, MatShape};
-=======
 pub use memory::{CudaBuf, CudaIds, CudaMat, CudaView, MatShape, Upload};
->>>>>>> main
 pub use modules::LoadError;
 pub use slot_table::{CHANGES_MAX, ExpertShape, Room, SlotPass, SlotTable, Told};
 
