@@ -96,16 +96,17 @@ fn devices_that_others_hold() {
 
 #[test]
 fn the_device_that_is_named_is_used() {
-    let plan = |device: &str| {
-        let mut command = on_stub(&[("STUB_COUNT", "2")], &["--plan", "--gpu-devices", device])?;
+    // The kernel that fails ends the run once the place of the model has been told.
+    let run = |device: &str| {
+        let faults = [("STUB_COUNT", "2"), ("STUB_KERNEL", "rms_norm")];
+        let mut command = on_stub(&faults, &["-p", "x", "-n", "1", "--gpu-devices", device])?;
         Some(finish(&mut command))
     };
-    let Some(second) = plan("1") else { return };
-    let second = second.ok();
+    let Some(second) = run("1") else { return };
     assert!(second.stderr.contains("backend cuda: Stub GPU 1 (device 1)"), "{}", second.stderr);
-    let first = plan("0").unwrap().ok();
+    let first = run("0").unwrap();
     assert!(first.stderr.contains("backend cuda: Stub GPU 0 (device 0)"), "{}", first.stderr);
-    plan("2").unwrap().failed(1, &["no CUDA device 2", "the driver shows 2, counted from 0"]);
+    run("2").unwrap().failed(1, &["no CUDA device 2", "the driver shows 2, counted from 0"]);
 }
 
 #[test]
