@@ -7,6 +7,7 @@
 #include "matmul_row.cuh"
 #include "quantise.cuh"
 #include "tiles_256.cuh"
+#include "tiles_jobs.cuh"
 #include "tiles_32.cuh"
 
 // Codes of x with one scale for each BLOCK values, and sums of 16 codes.
