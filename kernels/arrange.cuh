@@ -96,6 +96,7 @@ template <int T> __device__ void arrange(const u8 *src, u8 *dst, u64 first, u64 
 
 #define ARRANGE(name, type) \
     extern "C" __global__ void arrange_##name(const u8 *src, u8 *dst, u64 first, u64 blocks, int rows, int row_blocks) { \
+        previous_ended(); \
         arrange<type>(src, dst, first, blocks, rows, row_blocks); \
     }
 ARRANGE(q8_0, Q8_0)

@@ -2,6 +2,7 @@
 // Never looks past the row's own position. Surprising fact: four threads share a key and own four lanes each, so scores have the bits
 // of the CPU op while keys are read 16 bytes at a time.
 #include "common.cuh"
+#include "attention_tiles.cuh"
 
 constexpr int THREADS = 512;
 
@@ -33,6 +34,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) attention(
     const float *q, const float *window, const float *compressed, const int *selected, const float *sinks, float *out, int heads, int width,
     int window_slots, int window_len, int k, int first_pos, float scale
 ) {
+    previous_ended();
     extern __shared__ float4 dynamic[];
     __shared__ float peaks[THREADS / 32 + 1], total;
     float *query = (float *)dynamic, *weights = query + width;

@@ -14,6 +14,7 @@ struct Found {
 
 // values: [count]; out: [1], -1 where there is no best.
 extern "C" __global__ void __launch_bounds__(THREADS) best_of(const float *values, int count, Found *found, int *out) {
+    previous_ended();
     __shared__ u64 mosts[THREADS / 32];
     u64 most = 0;
     bool is_broken = false;

@@ -6,6 +6,7 @@
 extern "C" __global__ void __launch_bounds__(SELECT_THREADS) candidate_blocks(
     const float *scores, u32 *mask, int first_row, int first_pos, int ratio, int stride, int block, int blocks_max, int words
 ) {
+    previous_ended();
     size_t row = (size_t)first_row + blockIdx.x;
     int visible = (int)(((size_t)first_pos + row + 1) / ratio), blocks = (visible + block - 1) / block;
     const float *score = scores + (size_t)blockIdx.x * stride;

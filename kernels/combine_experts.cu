@@ -4,6 +4,7 @@
 
 // outputs: [rows, k, width]; weights: [rows, k]; shared, out: [rows, width]. Grid (pieces of a row, rows).
 extern "C" __global__ void combine_experts(const float *outputs, const float *weights, const float *shared, float *out, int k, int width) {
+    previous_ended();
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     size_t r = blockIdx.y;
     if (i >= width) return;

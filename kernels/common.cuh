@@ -11,6 +11,14 @@ typedef unsigned long long u64;
 typedef signed char i8;
 typedef short i16;
 
+// First thing in every kernel: waits until the kernel before it has ended. The next one may be set up while the last blocks of this one run, and
+// must touch nothing before this returns.
+__device__ __forceinline__ void previous_ended() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Lanes of a sum in the CPU ops: value i is added to lane i % 16.
 constexpr int LANES = 16;
 constexpr u32 FULL = 0xffffffffu;

@@ -13,6 +13,7 @@ template <int T> __device__ void embed_as(const u8 *table, const int *ids, float
 
 #define EMBED(name, type) \
     extern "C" __global__ void embed_##name(const u8 *table, const int *ids, float *out, int vocab, int cols, int copies) { \
+        previous_ended(); \
         embed_as<type>(table, ids, out, vocab, cols, copies); \
     }
 EMBED(f32, F32)

@@ -7,6 +7,7 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS, 1) engram_gate(
     const float *keys_value, const float *q_norm, const float *k_norm, float *streams, float *gates, int n, int hidden, float rms_eps,
     float floor, float norm
 ) {
+    previous_ended();
     __shared__ __align__(16) float tiles[2 * SUM_ROOM];
     size_t r = blockIdx.y;
     int k = blockIdx.x;

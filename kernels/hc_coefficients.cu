@@ -8,6 +8,7 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS, 1) hc_coefficients(
     const float *streams, const float *mix, const float *base, const float *scale, float *pre, float *post, float *comb, int n, int hidden,
     float rms_eps, float hc_eps, int iterations
 ) {
+    previous_ended();
     __shared__ __align__(16) float tiles[2 * SUM_ROOM];
     __shared__ float c[STREAMS_MAX * STREAMS_MAX];
     size_t r = blockIdx.x;

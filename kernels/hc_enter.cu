@@ -130,6 +130,7 @@ __device__ void enter(
         const type *w, const float *streams, const float *base, const float *scale, const float *weights, const float *norm, float *mix, \
         float *pre, float *post, float *comb, float *out, Meeting *meeting, int n, int hidden, float rms_eps, float hc_eps, int iterations \
     ) { \
+        previous_ended(); \
         enter(w, streams, base, scale, weights, norm, mix, pre, post, comb, out, meeting, n, hidden, rms_eps, hc_eps, iterations); \
     }
 ENTER(f32, float)

@@ -6,6 +6,7 @@ constexpr int STREAMS_MAX = 8;
 
 // y: [rows, hidden]; post: [rows, n]; comb: [rows, n (source), n]; streams: [rows, n, hidden]. Grid (pieces of a row, rows).
 extern "C" __global__ void hc_expand(const float *y, const float *post, const float *comb, float *streams, int n, int hidden) {
+    previous_ended();
     int at = blockIdx.x * blockDim.x + threadIdx.x;
     size_t r = blockIdx.y;
     if (at >= hidden) return;

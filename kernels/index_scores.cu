@@ -2,6 +2,7 @@
 // Never scores a key that the row does not see. Surprising fact: negative dots count as zero before the head weights, which may
 // themselves be negative.
 #include "common.cuh"
+#include "index_tiles.cuh"
 
 constexpr int THREADS = 256;
 
@@ -11,6 +12,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) index_scores(
     const float *q, const float *head_weights, const float *keys, float *scores, int heads, int width, int first_row, int first_pos,
     int ratio, int stride, float scale
 ) {
+    previous_ended();
     extern __shared__ float4 dynamic[];
     float *query = (float *)dynamic, *weights = query + heads * width;
     size_t row = (size_t)first_row + blockIdx.y;

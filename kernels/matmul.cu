@@ -3,9 +3,11 @@
 // Surprising fact: the threads that share a weight row own whole lanes, so integer sums and F32 sums equal the CPU's bit for bit.
 #include "arrange.cuh"
 #include "dots.cuh"
+#include "float_tiles.cuh"
 #include "matmul_row.cuh"
 #include "quantise.cuh"
 #include "tiles_256.cuh"
+#include "tiles_jobs.cuh"
 #include "tiles_32.cuh"
 
 // Codes of x with one scale for each BLOCK values, and sums of 16 codes.
@@ -24,10 +26,12 @@ template <int BLOCK> __device__ void quantise(const float *x, i8 *codes, float *
 }
 
 extern "C" __global__ void quantise_32(const float *x, i8 *codes, float *scales, i16 *sums, int cols) {
+    previous_ended();
     quantise<32>(x, codes, scales, sums, cols);
 }
 
 extern "C" __global__ void quantise_256(const float *x, i8 *codes, float *scales, i16 *sums, int cols) {
+    previous_ended();
     quantise<256>(x, codes, scales, sums, cols);
 }
 
@@ -55,6 +59,7 @@ __device__ void matmul_codes(const u8 *w, Acts acts, float *out, int w_rows, int
     extern "C" __global__ void __launch_bounds__(DOT_THREADS<type, true>, DOT_BLOCKS<type, n, true>) matmul_##name##_codes_##n( \
         const u8 *w, const i8 *codes, const float *scales, const i16 *sums, float *out, int w_rows, int cols, int rows, int groups \
     ) { \
+        previous_ended(); \
         matmul_codes<type, n>(w, Acts{codes, scales, sums}, out, w_rows, cols, rows, groups); \
     }
 #define CODES(name, type) CODES_N(name, type, 1) CODES_N(name, type, 4)
@@ -105,6 +110,7 @@ __device__ void matmul_floats(const u8 *w, const float *x, float *out, int w_row
     extern "C" __global__ void __launch_bounds__(FLOAT_THREADS, 6) matmul_##name##_floats_##n( \
         const u8 *w, const float *x, float *out, int w_rows, int cols, int rows, int groups \
     ) { \
+        previous_ended(); \
         matmul_floats<type, n>(w, x, out, w_rows, cols, rows, groups); \
     }
 #define FLOATS(name, type) FLOATS_N(name, type, 1) FLOATS_N(name, type, 4)
@@ -171,6 +177,7 @@ template <int T> __device__ void matmul_wide(const u8 *w, const float *x, float 
     extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 3) matmul_##name##_wide( \
         const u8 *w, const float *x, float *out, int w_rows, int cols, int groups \
     ) { \
+        previous_ended(); \
         matmul_wide<type>(w, x, out, w_rows, cols, groups); \
     }
 WIDE(f32, F32)

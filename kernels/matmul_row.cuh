@@ -39,6 +39,7 @@ __device__ __forceinline__ float round_half(const float v[EACH], int words[4]) {
 extern "C" __global__ void __launch_bounds__(THREADS_MAX, 3) matmul_row_q8_0(
     const u8 *w, const float *x, float *out, int w_rows, int cols, int groups, const u8 *second, float *second_out, int second_rows
 ) {
+    previous_ended();
     extern __shared__ float4 dynamic[];
     int tid = threadIdx.x, turn = blockDim.x * EACH, stride = turn / 32 + PAD, is_odd = tid & 1;
     float2 *sums = (float2 *)dynamic;

@@ -8,6 +8,7 @@ extern "C" __global__ void pool_groups(
     const float *values, const float *gates, const float *bias, float *pooled, int slots, int width, int ratio, int overlaps,
     u64 first_group
 ) {
+    previous_ended();
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= width) return;
     u64 group = first_group + blockIdx.y;

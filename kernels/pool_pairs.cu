@@ -7,6 +7,7 @@
 extern "C" __global__ void pool_pairs(
     const float *values, const float *gates, const float *open_values, const float *open_gates, float *pooled, int width, int first_row
 ) {
+    previous_ended();
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= width) return;
     size_t r = (size_t)first_row + 2 * blockIdx.y;

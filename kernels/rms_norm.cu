@@ -4,8 +4,9 @@
 
 // x, out: [rows, width]; weight: [width].
 extern "C" __global__ void __launch_bounds__(SUM_THREADS, 1) rms_norm(
-    const float *__restrict__ x, const float *__restrict__ weight, float *__restrict__ out, int width, float eps
+    const float *x, const float *__restrict__ weight, float *__restrict__ out, int width, float eps
 ) {
+    previous_ended();
     __shared__ __align__(16) float tiles[2 * SUM_ROOM];
     const float *row = x + (size_t)blockIdx.x * width;
     float *to = out + (size_t)blockIdx.x * width;

@@ -2,12 +2,14 @@
 // Never scales. Surprising fact: the angle is an F32 product; its sine and cosine are taken in F64 and rounded once.
 #include "common.cuh"
 
-// x: [rows, heads, width]; freqs: [rotary / 2]. One block a row, one thread a pair, looping over heads.
+// x: [rows, heads, width]; freqs: [rotary / 2]. Grid (rows, groups of heads), one thread a pair of some heads.
 extern "C" __global__ void rope(const float *freqs, float *x, int heads, int width, int rotary, int first_pos, int pos_step, int inverse) {
+    previous_ended();
     float *row = x + (size_t)blockIdx.x * heads * width;
     int pairs = rotary / 2;
     float pos = (float)((size_t)first_pos + (size_t)blockIdx.x * pos_step);
-    for (int i = threadIdx.x % pairs, h = threadIdx.x / pairs; h < heads; h += blockDim.x / pairs) {
+    int i = threadIdx.x % pairs, at_once = blockDim.x / pairs;
+    for (int h = blockIdx.y * at_once + threadIdx.x / pairs; h < heads; h += gridDim.y * at_once) {
         double sine, cosine;
         sincos((double)(pos * freqs[i]), &sine, &cosine);
         float s = inverse ? (float)-sine : (float)sine;

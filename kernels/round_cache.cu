@@ -66,6 +66,7 @@ __device__ void round_block(float *v, int count) {
 }
 
 extern "C" __global__ void round_cache(float *x, int blocks, int format) {
+    previous_ended();
     int at = blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= blocks) return;
     if (format == FP8) round_block<FP8>(x + (size_t)at * 32, 32);
@@ -75,6 +76,7 @@ extern "C" __global__ void round_cache(float *x, int blocks, int format) {
 
 // The first `rounded` values of each row of `width`, in blocks of 64 of which the last may be shorter.
 extern "C" __global__ void round_heads(float *x, int rows, int width, int rounded) {
+    previous_ended();
     int at = blockIdx.x * blockDim.x + threadIdx.x, blocks = (rounded + 63) / 64;
     if (at >= rows * blocks) return;
     int first = at % blocks * 64;

@@ -9,6 +9,7 @@ constexpr int THREADS = 128;
 extern "C" __global__ void __launch_bounds__(THREADS) route(
     const float *logits, const float *bias, int *ids, float *weights, int experts, int k, float scale, int normalise
 ) {
+    previous_ended();
     extern __shared__ u64 ranks[];
     float *scores = (float *)(ranks + experts);
     __shared__ u64 bests[THREADS / 32];

@@ -7,6 +7,7 @@
 extern "C" __global__ void __launch_bounds__(SELECT_THREADS) select_rows(
     const float *scores, const u32 *mask, int *selected, int first_row, int first_pos, int ratio, int stride, int k, int block, int words
 ) {
+    previous_ended();
     size_t row = (size_t)first_row + blockIdx.x;
     int visible = (int)(((size_t)first_pos + row + 1) / ratio);
     const float *score = scores + (size_t)blockIdx.x * stride;

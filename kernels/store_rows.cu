@@ -4,6 +4,7 @@
 
 // src: [rows, width]; dst: [slots, width]. Grid (pieces of a row, rows).
 extern "C" __global__ void store_rows(const float *src, float *dst, int rows, int width, int first_slot, int slots) {
+    previous_ended();
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     int r = blockIdx.y;
     if (i >= width || r + slots < rows) return;

@@ -9,6 +9,7 @@ __device__ __forceinline__ float clamped(float value, float limit) {
 }
 
 extern "C" __global__ void swiglu(float *gate, const float *up, int values, float limit) {
+    previous_ended();
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= values) return;
     float x = fminf(gate[i], limit);

@@ -349,6 +349,7 @@ template <int T, int HIGH> __device__ void tiles_256(const u8 *w, const Acts &ac
     extern "C" __global__ void __launch_bounds__(threads, each) tiles_##name##_##high( \
         const u8 *w, const i8 *codes, const float *scales, const i16 *sums, float *out, int w_rows, int cols, int rows, int groups \
     ) { \
+        previous_ended(); \
         tiles_256<type, high>(w, Acts{codes, scales, sums}, out, w_rows, cols, rows, groups); \
     }
 #define TILES_256(name, type) TILES_256_HIGH(name, type, 1, 64, 4) TILES_256_HIGH(name, type, 2, 128, 3) TILES_256_HIGH(name, type, 4, 256, 2)

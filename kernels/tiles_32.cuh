@@ -36,6 +36,7 @@ __device__ __forceinline__ int sorted_place(int blocks, int b) { return b % 8 * 
 // Rounds x [rows, groups, cols] for tiles: codes [rows, groups, sorted block, 32]; scales [groups, sorted block, padded] with `padded` rows, a
 // multiple of 4. Grid (warps of a row, padded x groups).
 extern "C" __global__ void quantise_tiles_32(const float *x, i8 *codes, float *scales, int cols, int rows, int groups, int padded) {
+    previous_ended();
     int lane = threadIdx.x % 32, at = first_of_eight(), row = (int)blockIdx.y / groups, group = (int)blockIdx.y % groups;
     // Rows beyond the last are it again.
     size_t from = (size_t)min(row, rows - 1) * groups + group;
@@ -236,6 +237,7 @@ __device__ void tiles_32(const u8 *w, const i8 *codes, const float *scales, floa
     extern "C" __global__ void __launch_bounds__(threads, each) tiles_##name##_##high( \
         const u8 *w, const i8 *codes, const float *scales, float *out, int w_rows, int cols, int rows, int groups, int padded \
     ) { \
+        previous_ended(); \
         tiles_32<type, high>(w, codes, scales, out, w_rows, cols, rows, groups, padded); \
     }
 #define TILES_32(name, type) TILES_32_HIGH(name, type, 1, 64, 7) TILES_32_HIGH(name, type, 2, 128, 4) TILES_32_HIGH(name, type, 4, 256, 2)

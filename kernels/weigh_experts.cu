@@ -7,6 +7,7 @@
 extern "C" __global__ void weigh_experts(
     const float *logits, const int *ids, float *weights, int rows, int experts, int k, float scale, int normalise
 ) {
+    previous_ended();
     size_t r = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (r >= rows) return;
     float sum = 0.0f;

@@ -346,9 +346,11 @@ fn prompts_that_are_none() {
     ds4_b(&["-p", "x", "--think"]).failed(2, &["no reasoning switch"]);
     ds4_b(&["-p", "x", "--backend", "cpu", "--gpu-cache", "8"]).failed(2, &["--gpu-cache", "--backend cpu"]);
     ds4_b(&["-p", "x", "--gpu-cache", "8 pieces"]).failed(2, &["--gpu-cache"]);
+    ds4_b(&["-p", "x", "--cpu", "--no-graph"]).failed(2, &["--no-graph", "--cpu"]);
     if !has_gpu() {
         ds4_b(&["-p", "x", "--backend", "cuda"]).failed(1, &["no GPU", "--backend cpu"]);
         ds4_b(&["-p", "x", "--gpu-cache", "8"]).failed(1, &["--gpu-cache needs a GPU", "no GPU"]);
+        ds4_b(&["-p", "x", "--no-graph"]).failed(1, &["--no-graph needs a GPU", "no GPU"]);
     }
 }
 

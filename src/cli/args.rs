@@ -58,6 +58,9 @@ pub struct ModelArgs {
     /// Experts kept in GPU memory: N slots, or NGB (GB = GiB) [default: what is free]
     #[arg(long, value_name = "N|NGB", allow_hyphen_values = true)]
     pub gpu_cache: Option<String>,
+    /// The host looks up which experts a GPU needs, layer by layer, instead of the GPU (the same text, slower)
+    #[arg(long)]
+    pub no_graph: bool,
     /// Exact arithmetic: F32 activations instead of 8-bit blocks; slower
     #[arg(long)]
     pub quality: bool,

@@ -42,6 +42,9 @@ pub fn engine_options(cli: &Cli) -> Result<EngineOptions, CliError> {
     if device == DeviceChoice::Cpu && gpu_budget.is_some() {
         return Err(CliError::usage("--gpu-cache needs a GPU; drop it, or --cpu and --backend cpu"));
     }
+    if device == DeviceChoice::Cpu && cli.model.no_graph {
+        return Err(CliError::usage("--no-graph needs a GPU; drop it, or --cpu and --backend cpu"));
+    }
     cache_policy::by_name(&streaming.cache_policy).map_err(|e| CliError::usage(format!("--cache-policy: {e}")))?;
     let used = streaming.simulate_used_memory.as_deref().map(parse_gigabytes).transpose();
     let simulated_used = used.map_err(|e| CliError::usage(format!("--simulate-used-memory: {e}")))?.unwrap_or_default();
@@ -60,6 +63,7 @@ pub fn engine_options(cli: &Cli) -> Result<EngineOptions, CliError> {
         arithmetic: if cli.model.quality { Arithmetic::Quality } else { Arithmetic::Fast },
         device,
         gpu_budget,
+        finds_experts: !cli.model.no_graph,
         simd: simd(cli.model.simd)?,
         chunk: cli.model.prefill_chunk.map(|n| n as usize),
         sweep: match cli.model.sweep_rows {

@@ -59,7 +59,8 @@ fn graphics(gpu: &GpuStats, tokens: u64, drive: u64) -> [String; 2] {
     let uses = gpu.expert_hits + gpu.expert_misses;
     let percent = |part: u64| 100.0 * part as f64 / uses.max(1) as f64;
     let done = format!(
-        "{}: {} expert slots ({}), {} hits, {} misses, {} evictions, {} uploaded (experts at {:.1} GB/s), {} launches and {} waits a token",
+        "{}: {} expert slots ({}), {} hits, {} misses, {} evictions, {} uploaded (experts at {:.1} GB/s), {} launches, {} graphs and {} waits a token, \
+         {} tokens that found their experts without the host",
         gpu.name,
         gpu.cache_slots,
         Bytes(gpu.cache_bytes),
@@ -69,7 +70,9 @@ fn graphics(gpu: &GpuStats, tokens: u64, drive: u64) -> [String; 2] {
         Bytes(gpu.upload_bytes),
         gpu.upload_gb_per_s,
         gpu.launches / tokens.max(1),
-        gpu.waits / tokens.max(1)
+        gpu.graphs / tokens.max(1),
+        gpu.waits / tokens.max(1),
+        gpu.found_rows
     );
     let tiers = format!(
         "tiers: {:.1} % of {uses} experts in GPU memory, {:.1} % in host memory, {:.1} % read from the drive",
@@ -169,7 +172,9 @@ mod tests {
             expert_hits: 60,
             expert_misses: 40,
             evictions: 33,
+            found_rows: 9,
             launches: 1000,
+            graphs: 70,
             waits: 50,
             registered_bytes: 0,
             upload_bytes: 3 << 30,
@@ -181,7 +186,8 @@ mod tests {
             done.starts_with("card: 7 expert slots (7.00 MiB), 60 hits, 40 misses, 33 evictions, 3.00 GiB"),
             "{done}"
         );
-        assert!(done.ends_with("(experts at 48.5 GB/s), 100 launches and 5 waits a token"), "{done}");
+        let end = "100 launches, 7 graphs and 5 waits a token, 9 tokens that found their experts without the host";
+        assert!(done.ends_with(end), "{done}");
         assert_eq!(
             tiers,
             "tiers: 60.0 % of 100 experts in GPU memory, 25.0 % in host memory, 15.0 % read from the drive"

@@ -50,7 +50,7 @@ impl Chosen {
 /// The device for `options`.
 ///
 /// # Errors
-/// A GPU that was asked for and cannot be used; GPU memory for a run without one.
+/// A GPU that was asked for and cannot be used; GPU memory or a way of a GPU for a run without one.
 pub(super) fn choose(options: &EngineOptions) -> Result<Chosen, EngineError> {
     let chosen = match options.device {
         DeviceChoice::Cpu => Chosen::Cpu { why: None },
@@ -61,13 +61,16 @@ pub(super) fn choose(options: &EngineOptions) -> Result<Chosen, EngineError> {
         },
         DeviceChoice::Cuda => open_gpu()?,
     };
-    match (&chosen, options.gpu_budget) {
-        (Chosen::Cpu { why }, Some(_)) => {
-            let why = why.clone().unwrap_or_else(|| "the processor was asked for".to_owned());
-            Err(EngineError::NoGpuForCache { why })
+    if let Chosen::Cpu { why } = &chosen {
+        let why = || why.clone().unwrap_or_else(|| "the processor was asked for".to_owned());
+        if options.gpu_budget.is_some() {
+            return Err(EngineError::NoGpuForCache { why: why() });
         }
-        _ => Ok(chosen),
+        if !options.finds_experts {
+            return Err(EngineError::NoGpuForRows { why: why() });
+        }
     }
+    Ok(chosen)
 }
 
 #[cfg(feature = "cuda")]

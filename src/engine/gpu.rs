@@ -9,6 +9,7 @@ use crate::backend::cuda::{self, CudaBackend, DeviceCounters, Registered};
 use crate::engine::EngineError;
 use crate::engine::device::{On, ReadGpu};
 use crate::engine::gpu_experts::{GpuExperts, slot_bytes};
+use crate::engine::gpu_rows::RowTable;
 use crate::engine::metadata::FileMetadata;
 use crate::engine::options::EngineOptions;
 use crate::engine::prepare::Prepared;
@@ -63,7 +64,13 @@ pub(super) fn place(
     let registered = register(&backend, &arena);
     let layers = prepared.layout.experts.clone();
     let slots = slots(&backend, options, prepared, slot_bytes(&layers) as u64)?;
-    let experts = Arc::new(GpuExperts::new(Arc::clone(&backend), (inner, registered), layers, slots, routes)?);
+    let (_, _, top_k) = prepared.config.expert_shape();
+    let rows = match options.finds_experts {
+        true => RowTable::new(&backend, &layers, (top_k, !registered.is_empty()))?,
+        false => None,
+    };
+    let experts = GpuExperts::new(Arc::clone(&backend), (inner, registered), layers, slots, routes, rows)?;
+    let experts = Arc::new(experts);
     // Weights came from memory that the device does not know: their rate says nothing about that of experts.
     let loaded = backend.device().counters();
     let read_gpu: ReadGpu = {
@@ -134,7 +141,9 @@ fn read(backend: &CudaBackend, experts: &GpuExperts, loaded: &DeviceCounters) ->
         expert_hits: counts.hits,
         expert_misses: counts.misses,
         evictions: counts.evictions,
+        found_rows: counts.found_rows,
         launches: device.launches,
+        graphs: device.graphs,
         waits: device.waits,
         registered_bytes: experts.registered_bytes() as u64,
         upload_bytes: device.upload_bytes,

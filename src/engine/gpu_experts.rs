@@ -12,9 +12,10 @@ use parking_lot::Mutex;
 use crate::backend::BackendError;
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cpu::matmul::MatView;
-use crate::backend::cuda::{CudaBackend, CudaSlab, CudaView, MatShape, Registered, SLAB_ALIGN};
+use crate::backend::cuda::{CudaBackend, CudaSlab, CudaView, MatShape, Registered, SLAB_ALIGN, Upload};
+use crate::engine::gpu_rows::RowTable;
 use crate::engine::routes::Routes;
-use crate::models::supply::{ExpertLease, ExpertMats, ExpertSupply, Phase, SupplyError};
+use crate::models::supply::{ExpertLease, ExpertMats, ExpertSupply, Phase, RowExperts, SupplyError};
 use crate::storage::layout::{ExpertTensor, LayerExperts};
 use crate::units::{ExpertIdx, ExpertKey, LayerIdx};
 
@@ -25,21 +26,61 @@ pub(super) struct TierCounts {
     pub hits: u64,
     pub misses: u64,
     pub evictions: u64,
+    /// Passes of one row whose experts the device found by itself.
+    pub found_rows: u64,
 }
 
+/// Changes that are kept one by one: those of one request, and a few more.
+const CHANGES_KEPT: usize = 64;
+
 /// Who is where. A slot is in `by_key`, in `free`, or held by a lease that fills it.
-struct Table {
+pub(super) struct Table {
     by_key: LruCache<ExpertKey, usize>,
     /// Leases that hold each slot.
     pins: Vec<u32>,
     free: Vec<usize>,
-    counts: TierCounts,
+    pub(super) counts: TierCounts,
+    /// Who left (`None`) and who came since [`Self::take_changes`], oldest first.
+    changes: Vec<(ExpertKey, Option<usize>)>,
+    /// Whether there were more.
+    has_more: bool,
 }
 
 impl Table {
     fn new(slots: usize) -> Self {
         let free = (0..slots).rev().collect();
-        Self { by_key: LruCache::unbounded(), pins: vec![0; slots], free, counts: TierCounts::default() }
+        Self {
+            by_key: LruCache::unbounded(),
+            pins: vec![0; slots],
+            free,
+            counts: TierCounts::default(),
+            changes: Vec::with_capacity(CHANGES_KEPT),
+            // A copy that was never made lacks everything.
+            has_more: true,
+        }
+    }
+
+    fn note(&mut self, key: ExpertKey, slot: Option<usize>) {
+        match self.changes.len() < CHANGES_KEPT {
+            true => self.changes.push((key, slot)),
+            false => self.has_more = true,
+        }
+    }
+
+    /// Whether a copy is behind.
+    pub(super) fn has_changed(&self) -> bool {
+        self.has_more || !self.changes.is_empty()
+    }
+
+    /// Who left and who came, for a copy that knew the rest; `None` if they were too many to be kept.
+    pub(super) fn take_changes(&mut self) -> Option<Vec<(ExpertKey, Option<usize>)>> {
+        let changes = std::mem::take(&mut self.changes);
+        (!std::mem::take(&mut self.has_more)).then_some(changes)
+    }
+
+    /// Everyone who is there, for a new copy.
+    pub(super) fn all(&self) -> impl Iterator<Item = (ExpertKey, usize)> {
+        self.by_key.iter().map(|(key, slot)| (*key, *slot))
     }
 
     /// The slot of `key`, pinned, if it is there.
@@ -63,6 +104,7 @@ impl Table {
                 let (key, slot) = self.by_key.iter().rev().find(|(_, slot)| pins[**slot] == 0)?;
                 let (key, slot) = (*key, *slot);
                 self.by_key.pop(&key);
+                self.note(key, None);
                 self.counts.evictions += 1;
                 slot
             }
@@ -81,6 +123,7 @@ impl Table {
             }
             None => {
                 self.by_key.put(key, slot);
+                self.note(key, Some(slot));
                 slot
             }
         }
@@ -97,21 +140,23 @@ impl Table {
 
 /// Experts in slots of GPU memory, fetched from `inner`.
 pub(super) struct GpuExperts {
-    backend: Arc<CudaBackend>,
-    inner: Arc<dyn ExpertSupply<CpuBackend>>,
+    pub(super) backend: Arc<CudaBackend>,
+    pub(super) inner: Arc<dyn ExpertSupply<CpuBackend>>,
     /// Memory of `inner` that the device reads by itself: it must not change before an upload has ended.
     registered: Vec<Registered>,
-    layers: Vec<LayerExperts>,
+    pub(super) layers: Vec<LayerExperts>,
     slab: CudaSlab,
     slot_bytes: usize,
     slots: usize,
-    table: Mutex<Table>,
+    pub(super) table: Mutex<Table>,
     routes: Routes,
     /// Leases alive, for the trace.
-    leases: AtomicUsize,
+    pub(super) leases: AtomicUsize,
+    /// For passes whose experts the device finds by itself. Lock order: its turn, then `table`.
+    rows: Option<RowTable>,
 }
 
-fn failed(error: impl std::error::Error + Send + Sync + 'static) -> SupplyError {
+pub(super) fn failed(error: impl std::error::Error + Send + Sync + 'static) -> SupplyError {
     SupplyError(Box::new(error))
 }
 
@@ -122,15 +167,15 @@ struct NoSlot {
     slots: usize,
 }
 
-fn parts(layer: &LayerExperts) -> [&ExpertTensor; 3] {
+pub(super) fn parts(layer: &LayerExperts) -> [&ExpertTensor; 3] {
     [&layer.gate, &layer.up, &layer.down]
 }
 
-fn shape(tensor: &ExpertTensor) -> MatShape {
+pub(super) fn shape(tensor: &ExpertTensor) -> MatShape {
     MatShape { ty: tensor.ty, rows: tensor.rows, cols: tensor.cols }
 }
 
-fn room(tensor: &ExpertTensor) -> usize {
+pub(super) fn room(tensor: &ExpertTensor) -> usize {
     (tensor.slice_bytes as usize).next_multiple_of(SLAB_ALIGN)
 }
 
@@ -140,7 +185,8 @@ pub(super) fn slot_bytes(layers: &[LayerExperts]) -> usize {
 }
 
 impl GpuExperts {
-    /// `slots` slots over `inner`. All requests are told to `routes`, also those that never reach `inner`.
+    /// `slots` slots over `inner`. All requests are told to `routes`, also those that never reach `inner`. With `rows`, the device finds the
+    /// experts of single rows in them.
     ///
     /// # Errors
     /// When the device has not the memory.
@@ -150,6 +196,7 @@ impl GpuExperts {
         layers: Vec<LayerExperts>,
         slots: usize,
         routes: Routes,
+        rows: Option<RowTable>,
     ) -> Result<Self, BackendError> {
         let slot_bytes = slot_bytes(&layers);
         let slab = backend.slab("the expert cache", slots * slot_bytes)?;
@@ -165,6 +212,7 @@ impl GpuExperts {
             table,
             routes,
             leases: AtomicUsize::new(0),
+            rows,
         })
     }
 
@@ -192,11 +240,31 @@ impl GpuExperts {
         })
     }
 
+    /// The address of `slot` on the device.
+    pub(super) fn address(&self, slot: usize) -> u64 {
+        self.backend.address(&self.slab, slot * self.slot_bytes)
+    }
+
+    /// How uploads go while ops may wait for them.
+    pub(super) fn aside(&self) -> Upload {
+        Upload::Aside { is_registered: self.is_registered() }
+    }
+
+    pub(super) fn is_registered(&self) -> bool {
+        !self.registered.is_empty()
+    }
+
     /// Queues the upload of an expert of `layer` into `slot`.
-    fn upload(&self, layer: &LayerExperts, slot: usize, mats: [MatView<'_>; 3]) -> Result<(), BackendError> {
+    fn upload(
+        &self,
+        layer: &LayerExperts,
+        slot: usize,
+        mats: [MatView<'_>; 3],
+        way: Upload,
+    ) -> Result<(), BackendError> {
         let mut at = slot * self.slot_bytes;
         for (tensor, mat) in parts(layer).into_iter().zip(mats) {
-            self.backend.store(&self.slab, at, shape(tensor), mat.bytes)?;
+            self.backend.store(&self.slab, at, shape(tensor), mat.bytes, way)?;
             at += room(tensor);
         }
         Ok(())
@@ -204,7 +272,7 @@ impl GpuExperts {
 }
 
 /// Requested experts: those found come first, the others as the lower tier delivers them.
-struct GpuLease<'a> {
+pub(super) struct GpuLease<'a> {
     owner: &'a GpuExperts,
     layer: &'a LayerExperts,
     ids: Vec<ExpertIdx>,
@@ -213,7 +281,8 @@ struct GpuLease<'a> {
     found: VecDeque<usize>,
     /// The hold on the lower tier, until all of it was uploaded; positions of its experts.
     below: Option<Box<dyn ExpertLease<CpuBackend> + 'a>>,
-    missing: Vec<usize>,
+    pub(super) missing: Vec<usize>,
+    way: Upload,
 }
 
 impl ExpertSupply<CudaBackend> for GpuExperts {
@@ -235,6 +304,49 @@ impl ExpertSupply<CudaBackend> for GpuExperts {
         ids: &[ExpertIdx],
         phase: Phase,
     ) -> Result<Box<dyn ExpertLease<CudaBackend> + '_>, SupplyError> {
+        let Some(rows) = &self.rows else { return Ok(Box::new(self.lease(layer, ids, phase, Upload::InOrder)?)) };
+        // While a pass looks for experts by itself nobody else moves them.
+        let mut turn = rows.turn();
+        let lease = self.lease(layer, ids, phase, Upload::InOrder)?;
+        turn.note(phase, self.layers.last().is_some_and(|last| last.layer == layer));
+        Ok(Box::new(lease))
+    }
+
+    /// Those in GPU memory are not asked of the lower tier, as long as they stay.
+    fn announce(&self, experts: &[ExpertKey]) {
+        let missing = self.table.lock().absent(experts);
+        self.inner.announce(&missing);
+    }
+
+    fn guesses_wanted(&self) -> usize {
+        self.inner.guesses_wanted()
+    }
+
+    fn guess(&self, layer: LayerIdx, ids: &[ExpertIdx]) {
+        let keys: Vec<ExpertKey> = ids.iter().map(|id| ExpertKey::new(layer.0, id.0)).collect();
+        let missing: Vec<ExpertIdx> = self.table.lock().absent(&keys).into_iter().map(|key| key.expert).collect();
+        if !missing.is_empty() {
+            self.inner.guess(layer, &missing);
+        }
+    }
+
+    fn begin_row(&self) -> Result<Option<Box<dyn RowExperts<CudaBackend> + '_>>, SupplyError> {
+        match &self.rows {
+            Some(rows) => rows.begin(self),
+            None => Ok(None),
+        }
+    }
+}
+
+impl GpuExperts {
+    /// Pins `ids` of `layer`; those that are absent come `way` as the lease hands them out.
+    pub(super) fn lease(
+        &self,
+        layer: LayerIdx,
+        ids: &[ExpertIdx],
+        phase: Phase,
+        way: Upload,
+    ) -> Result<GpuLease<'_>, SupplyError> {
         self.routes.request(phase, layer, ids, self.leases.load(Ordering::Relaxed));
         let at = self.layers.partition_point(|l| l.layer < layer);
         // The lower tier words the error about a layer without experts.
@@ -251,6 +363,7 @@ impl ExpertSupply<CudaBackend> for GpuExperts {
             found: VecDeque::with_capacity(ids.len()),
             below: None,
             missing: Vec::new(),
+            way,
         };
         {
             let mut table = self.table.lock();
@@ -287,33 +400,24 @@ impl ExpertSupply<CudaBackend> for GpuExperts {
             let wanted: Vec<ExpertIdx> = lease.missing.iter().map(|position| ids[*position]).collect();
             lease.below = Some(self.inner.request(layer, &wanted, phase)?);
         }
-        Ok(Box::new(lease))
-    }
-
-    /// Those in GPU memory are not asked of the lower tier, as long as they stay.
-    fn announce(&self, experts: &[ExpertKey]) {
-        let missing = self.table.lock().absent(experts);
-        self.inner.announce(&missing);
-    }
-
-    fn guesses_wanted(&self) -> usize {
-        self.inner.guesses_wanted()
-    }
-
-    fn guess(&self, layer: LayerIdx, ids: &[ExpertIdx]) {
-        let keys: Vec<ExpertKey> = ids.iter().map(|id| ExpertKey::new(layer.0, id.0)).collect();
-        let missing: Vec<ExpertIdx> = self.table.lock().absent(&keys).into_iter().map(|key| key.expert).collect();
-        if !missing.is_empty() {
-            self.inner.guess(layer, &missing);
-        }
+        Ok(lease)
     }
 }
 
 impl GpuLease<'_> {
+    /// The slot of each position.
+    pub(super) fn slots(&self) -> impl Iterator<Item = usize> {
+        self.slots.iter().map(|(slot, _)| *slot)
+    }
+
     /// Ends the hold on the lower tier, once the device has read what was uploaded from it.
     fn let_go(&mut self) -> Result<(), SupplyError> {
         let Some(below) = self.below.take() else { return Ok(()) };
-        let read = if self.owner.registered.is_empty() { Ok(()) } else { self.owner.backend.device().wait_uploads() };
+        let (owner, backend) = (self.owner, &self.owner.backend);
+        let read = match !owner.is_registered() || backend.has_uploaded().unwrap_or(false) {
+            true => Ok(()),
+            false => backend.device().wait_uploads(),
+        };
         drop(below);
         read.map_err(failed)
     }
@@ -331,7 +435,7 @@ impl ExpertLease<CudaBackend> for GpuLease<'_> {
         };
         let (position, mats) = (self.missing[index], below.mats(index));
         let slot = self.slots[position].0;
-        self.owner.upload(self.layer, slot, [mats.gate, mats.up, mats.down]).map_err(failed)?;
+        self.owner.upload(self.layer, slot, [mats.gate, mats.up, mats.down], self.way).map_err(failed)?;
         let key = ExpertKey::new(self.layer.layer.0, self.ids[position].0);
         self.slots[position] = (self.owner.table.lock().fill(key, slot), true);
         Ok(Some(position))
@@ -399,6 +503,38 @@ mod tests {
         assert_eq!(table.absent(&[key(3), key(1), key(0), key(2)]), [key(3), key(0)]);
         table.take().unwrap();
         assert_eq!(table.absent(&[key(1), key(2)]), [key(1)], "the question did not make expert 1 the last used");
+    }
+
+    /// A copy that starts from all and then only hears of changes, at random moments.
+    #[test]
+    fn a_copy_follows_by_changes() {
+        let mut table = Table::new(5);
+        assert!(table.has_changed() && table.take_changes().is_none(), "a copy that was never made");
+        let (mut copy, mut seed) = (std::collections::BTreeMap::new(), 7u32);
+        for step in 0..2000 {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let wanted = key((seed >> 16) as u16 % 12);
+            let slot = table.find(wanted).unwrap_or_else(|| {
+                let slot = table.take().unwrap();
+                table.fill(wanted, slot)
+            });
+            table.release(slot, true);
+            // Now and then more have changed than are kept.
+            if step % 7 == 0 && !(500..700).contains(&step) {
+                match table.take_changes() {
+                    None => copy = table.all().collect(),
+                    Some(changes) => changes.into_iter().for_each(|(key, slot)| {
+                        match slot {
+                            Some(slot) => copy.insert(key, slot),
+                            None => copy.remove(&key),
+                        };
+                    }),
+                }
+                assert_eq!(copy, table.all().collect(), "step {step}");
+                assert!(!table.has_changed());
+            }
+        }
+        assert_eq!(copy.len(), 5);
     }
 
     #[test]

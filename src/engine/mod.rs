@@ -10,6 +10,8 @@ pub mod forecast;
 mod gpu;
 #[cfg(feature = "cuda")]
 mod gpu_experts;
+#[cfg(feature = "cuda")]
+mod gpu_rows;
 mod host_plan;
 pub mod hotlist;
 pub mod known;
@@ -131,6 +133,8 @@ pub enum EngineError {
     Changed { path: PathBuf, change: FileChange },
     #[error("no GPU: {reason}; use --backend cpu")]
     NoGpu { reason: String },
+    #[error("--no-graph needs a GPU: {why}; drop the flag")]
+    NoGpuForRows { why: String },
     #[error("--gpu-cache needs a GPU: {why}; drop the flag")]
     NoGpuForCache { why: String },
     #[error(

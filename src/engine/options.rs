@@ -107,6 +107,8 @@ pub struct EngineOptions {
     pub device: DeviceChoice,
     /// Experts in GPU memory; `None` for what is free.
     pub gpu_budget: Option<Budget>,
+    /// Let a GPU find the experts of a token by itself.
+    pub finds_experts: bool,
     /// Instruction set; `None` for the best of this machine.
     pub simd: Option<SimdLevel>,
     /// Rows computed together in prefill; `None` for the default.
@@ -158,6 +160,7 @@ impl EngineOptions {
             arithmetic: Arithmetic::Fast,
             device: DeviceChoice::default(),
             gpu_budget: None,
+            finds_experts: true,
             simd: None,
             chunk: None,
             sweep: None,

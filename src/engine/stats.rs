@@ -62,8 +62,12 @@ pub struct GpuStats {
     pub expert_hits: u64,
     pub expert_misses: u64,
     pub evictions: u64,
+    /// Tokens whose experts the GPU found by itself: the host was asked only for those that were absent.
+    pub found_rows: u64,
     /// Kernels started.
     pub launches: u64,
+    /// Graphs started, of kernels that the GPU runs one after another.
+    pub graphs: u64,
     /// Times that the host waited for the GPU.
     pub waits: u64,
     /// Host memory that the GPU reads directly.

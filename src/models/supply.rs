@@ -69,6 +69,50 @@ pub trait ExpertSupply<B: Backend>: Send + Sync {
     fn guess(&self, layer: LayerIdx, ids: &[ExpertIdx]) {
         let _ = (layer, ids);
     }
+
+    /// A pass over one row begins whose ops may all be queued before any has run: then the device finds its experts by itself. `None` where
+    /// experts have to be requested. Same experts, same sums, same counters either way.
+    fn begin_row(&self) -> Result<Option<Box<dyn RowExperts<B> + '_>>, SupplyError> {
+        Ok(None)
+    }
+}
+
+/// The experts that the router of one layer chose, as it left them on the device.
+pub struct RowChoice<'a, B: Backend> {
+    pub layer: LayerIdx,
+    /// Experts of a row.
+    pub k: usize,
+    /// `[k]`.
+    pub ids: &'a B::Ids,
+    /// `[k]`.
+    pub weights: &'a B::Buf,
+    /// `[k]`: becomes the weights by rising id.
+    pub sorted: &'a mut B::Buf,
+}
+
+/// The products of a row with the experts that were chosen for it.
+pub struct RowProducts<'a, B: Backend> {
+    pub layer: LayerIdx,
+    pub k: usize,
+    /// `[hidden]`.
+    pub x: &'a B::Buf,
+    /// Clamp of the experts.
+    pub limit: f32,
+    /// `[k, hidden]`: by rising id.
+    pub outputs: &'a mut B::Buf,
+}
+
+/// One row on its way through layers whose experts the device finds. Layers come in order, [`Self::chosen`] before [`Self::products`]; dropped
+/// before [`Self::finish`], the pass is given up.
+pub trait RowExperts<B: Backend> {
+    /// Queues the look for the experts of a layer.
+    fn chosen(&mut self, choice: RowChoice<'_, B>) -> Result<(), SupplyError>;
+
+    /// Queues their products, which begin when all experts are there.
+    fn products(&mut self, products: RowProducts<'_, B>) -> Result<(), SupplyError>;
+
+    /// All layers are queued. Returns when none needs anything more that is not there.
+    fn finish(self: Box<Self>) -> Result<(), SupplyError>;
 }
 
 /// A hold on requested experts; dropping it ends the hold.

@@ -12,7 +12,7 @@ use ds4::backend::cpu::simd::SimdLevel;
 use ds4::backend::cuda::{CudaBackend, Device, OpenError};
 
 use crate::kernels_common::Rng;
-use crate::{ends, grids, products, rows, selection};
+use crate::{ends, grids, products, rows, selection, slots, swept};
 
 /// Repetitions of an op under the clock.
 pub struct Clock {
@@ -67,6 +67,20 @@ pub struct Rig {
 }
 
 impl Rig {
+    /// The backends with rounded activations, where there is a GPU and `what` is not left out.
+    pub fn fast(&mut self, what: &str) -> Option<(&mut Rng, &CpuBackend, &CudaBackend)> {
+        let is_wanted = self.only.as_deref().is_none_or(|o| o == what);
+        let gpu = self.gpu.as_ref().filter(|_| is_wanted)?;
+        Some((&mut self.rng, &self.cpu[1], &gpu[1]))
+    }
+
+    /// Counts and prints something that is no op of the trait.
+    pub fn note(&mut self, what: &str, is_good: bool) {
+        println!("{what:<60} {}", if is_good { "same bits" } else { "FAILED" });
+        self.cases += 1;
+        self.failures += usize::from(!is_good);
+    }
+
     /// Runs `case` on both sides and prints its line.
     pub fn check(&mut self, case: &impl Case) {
         self.seen.push(case.op());
@@ -213,7 +227,9 @@ pub fn run_all() -> Result<(), String> {
     selection::cases(&mut rig);
     ends::cases(&mut rig);
     products::cases(&mut rig);
+    swept::cases(&mut rig);
     grids::check()?;
+    slots::check(&mut rig);
     let missing: Vec<_> = ops_of_the_trait().into_iter().filter(|op| !rig.seen.contains(op)).collect();
     if !missing.is_empty() || ops_of_the_trait().len() < 20 {
         return Err(format!("ops without a case: {}", missing.join(", ")));

@@ -19,6 +19,10 @@ mod products;
 mod rows;
 #[cfg(feature = "cuda")]
 mod selection;
+#[cfg(feature = "cuda")]
+mod slots;
+#[cfg(feature = "cuda")]
+mod swept;
 
 #[cfg(not(feature = "cuda"))]
 fn main() {

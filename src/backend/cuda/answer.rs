@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaEvent;
 use parking_lot::Mutex;
 
-use super::device::{Device, HostBytes};
+use super::device::{Device, HostBytes, Lane};
 use crate::backend::BackendError;
 
 /// One question and its answer.
@@ -35,7 +35,7 @@ impl Answer {
         }
         let place = place.as_mut().expect("made above");
         device.download_aside(at, &mut place.bytes, 4 * len)?;
-        device.mark(&place.arrived)
+        device.mark(&place.arrived, Lane::Ops)
     }
 
     /// Waits for the answer and copies it.

@@ -1,4 +1,4 @@
-//! One GPU: its context, its stream of kernels and its stream of uploads, memory and the launch of kernels, each counted.
+//! One GPU: its context, its streams of kernels and of uploads, memory and the launch of kernels, each counted.
 //! Never waits except where a caller asks for bytes. Surprising fact: an error of a kernel shows at a later call, so the names of the
 //! kernels since the last wait are kept and told with it.
 
@@ -6,13 +6,15 @@ use std::any::Any;
 use std::fmt::Write as _;
 use std::os::raw::c_void;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
 use parking_lot::Mutex;
 
+use super::awaiting::{Awaiting, BOUNCE};
 use super::modules::{LoadError, Modules};
+use super::segments::Recorded;
 use crate::backend::BackendError;
 
 /// Kernels that are named with an error.
@@ -51,6 +53,8 @@ pub struct Properties {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DeviceCounters {
     pub launches: u64,
+    /// Graphs started: recorded kernels and copies that the device runs one after another.
+    pub graphs: u64,
     /// Times that the host waited for the stream.
     pub waits: u64,
     pub upload_bytes: u64,
@@ -63,11 +67,34 @@ pub struct DeviceCounters {
 #[derive(Default)]
 struct Counts {
     launches: AtomicU64,
+    graphs: AtomicU64,
     waits: AtomicU64,
     upload_bytes: AtomicU64,
     download_bytes: AtomicU64,
     timed_upload_bytes: AtomicU64,
     timed_upload_ns: AtomicU64,
+}
+
+/// Which kernels a kernel is in order with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Lane {
+    /// The ops.
+    #[default]
+    Ops,
+    /// What arranges weights for ops that wait for them.
+    Arranging,
+}
+
+/// Host memory that small uploads pass through while kernels wait for the host.
+struct Bounce {
+    start: usize,
+}
+
+impl Drop for Bounce {
+    fn drop(&mut self) {
+        // SAFETY: from `malloc_host` in `Device::open`; the streams that read it are dropped before.
+        let _ = unsafe { result::free_host(std::ptr::with_exposed_provenance_mut::<c_void>(self.start)) };
+    }
 }
 
 /// An open device.
@@ -77,11 +104,16 @@ pub struct Device {
     stream: Arc<CudaStream>,
     /// Uploads that kernels need not wait for before they are used.
     uploads: Arc<CudaStream>,
+    arranging: Arc<CudaStream>,
+    bounce: Bounce,
+    awaiting: Awaiting,
     context: Arc<CudaContext>,
     properties: Properties,
     counts: Counts,
     /// Ring of kernel names, and how many were launched since the last wait.
     recent: Mutex<([&'static str; RECENT], usize)>,
+    /// While ops are recorded: what they are so far, in one number, and whether the last one was a kernel.
+    recording: Mutex<Option<(u64, bool)>>,
 }
 
 fn text(error: DriverError) -> String {
@@ -110,10 +142,27 @@ impl Device {
         let context = CudaContext::new(ordinal).map_err(refused)?;
         let stream = context.new_stream().map_err(refused)?;
         let uploads = context.new_stream().map_err(refused)?;
+        let arranging = context.new_stream().map_err(refused)?;
+        // SAFETY: a plain allocation, given back once, when the device is dropped.
+        let bounce = unsafe { result::malloc_host(BOUNCE, 0) }.map_err(refused)?;
+        let bounce = Bounce { start: bounce.expose_provenance() };
         let properties = properties(&context).map_err(refused)?;
         let modules = Modules::load(properties.capability, text_only)?;
         let recent = Mutex::new(([""; RECENT], 0));
-        Ok(Self { modules, stream, uploads, context, properties, counts: Counts::default(), recent })
+        let (counts, awaiting) = (Counts::default(), Awaiting::default());
+        Ok(Self {
+            modules,
+            stream,
+            uploads,
+            arranging,
+            bounce,
+            awaiting,
+            context,
+            properties,
+            counts,
+            recent,
+            recording: Mutex::new(None),
+        })
     }
 
     /// What the device is.
@@ -132,6 +181,7 @@ impl Device {
         let c = &self.counts;
         DeviceCounters {
             launches: get(&c.launches),
+            graphs: get(&c.graphs),
             waits: get(&c.waits),
             upload_bytes: get(&c.upload_bytes),
             download_bytes: get(&c.download_bytes),
@@ -156,6 +206,100 @@ impl Device {
         self.stream.cu_stream()
     }
 
+    fn lane(&self, lane: Lane) -> &CudaStream {
+        match lane {
+            Lane::Ops => &self.stream,
+            Lane::Arranging => &self.arranging,
+        }
+    }
+
+    /// From now on ops are recorded instead of started, until [`Self::end_recording`].
+    pub(super) fn begin_recording(&self) -> Result<(), BackendError> {
+        self.bind()?;
+        // Relaxed: other lanes go on, also from this thread.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the stream lives as long as `self`.
+        self.check("recording", unsafe { result::stream::begin_capture(self.raw_stream(), mode) })?;
+        *self.recording.lock() = Some((0, false));
+        Ok(())
+    }
+
+    /// What was recorded.
+    pub(super) fn end_recording(&self) -> Result<Recorded, BackendError> {
+        self.bind()?;
+        let kind = self.recording.lock().take();
+        // SAFETY: the stream lives as long as `self`.
+        let graph = self.check("recording", unsafe { result::stream::end_capture(self.raw_stream()) })?;
+        Ok(Recorded::new(graph, kind.map_or(0, |(kind, _)| kind)))
+    }
+
+    /// Whether ops are being recorded.
+    pub(super) fn is_recording(&self) -> bool {
+        self.recording.lock().is_some()
+    }
+
+    /// An op called `what` is queued. Returns whether it may follow a kernel before that has quite ended: in a graph only what is behind a kernel.
+    fn note(&self, what: &'static str, is_kernel: bool) -> bool {
+        let Some((kind, is_behind_kernel)) = &mut *self.recording.lock() else { return true };
+        // Names are static: their addresses tell them apart.
+        *kind = (kind.rotate_left(5) ^ what.as_ptr() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        std::mem::replace(is_behind_kernel, is_kernel)
+    }
+
+    /// Starts a graph behind the ops so far.
+    pub(super) fn play(&self, graph: sys::CUgraphExec) -> Result<(), BackendError> {
+        self.counts.graphs.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's graph is alive; the driver keeps what a run needs.
+        self.check("starting a graph", unsafe { result::graph::launch(graph, self.raw_stream()) })
+    }
+
+    /// Whether nothing is under way on `stream`.
+    fn is_idle(&self, stream: &CudaStream) -> Result<bool, BackendError> {
+        self.bind()?;
+        // SAFETY: the stream lives as long as `self`.
+        match unsafe { sys::cuStreamQuery(stream.cu_stream()) }.result() {
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            other => self.check("kernels", other).map(|()| true),
+        }
+    }
+
+    /// Whether all ops have ended.
+    pub(super) fn has_ended(&self) -> Result<bool, BackendError> {
+        self.is_idle(&self.stream)
+    }
+
+    /// Whether all uploads of [`Self::upload_aside`] have ended.
+    pub(super) fn has_uploaded(&self) -> Result<bool, BackendError> {
+        self.is_idle(&self.uploads)
+    }
+
+    /// From now on ops may wait for this thread, until [`Self::end_awaiting`]: nothing that waits for the device is done meanwhile. What small
+    /// uploads of an earlier time pass through is free again.
+    pub(super) fn begin_awaiting(&self) -> Result<(), BackendError> {
+        if !self.has_ended()? {
+            self.wait()?;
+        }
+        self.awaiting.begin();
+        Ok(())
+    }
+
+    /// No op waits for the host any more.
+    pub(super) fn end_awaiting(&self) {
+        for at in self.awaiting.end() {
+            self.give(at);
+        }
+    }
+
+    /// Waits for all streams, for a pass that has failed.
+    pub fn settle(&self) {
+        if self.bind().is_ok() {
+            for stream in [&self.uploads, &self.arranging, &self.stream] {
+                // SAFETY: the stream lives as long as `self`. A device that failed has nothing under way.
+                let _ = unsafe { result::stream::synchronize(stream.cu_stream()) };
+            }
+        }
+    }
+
     /// `result`, with what was being done and which kernels were under way.
     pub(super) fn check<T>(&self, what: &str, result: Result<T, DriverError>) -> Result<T, BackendError> {
         result.map_err(|error| {
@@ -174,6 +318,7 @@ impl Device {
     /// `bytes` of memory, not zeroed.
     pub(super) fn take(&self, what: &'static str, bytes: usize) -> Result<u64, BackendError> {
         self.bind()?;
+        self.awaiting.take_turn("allocating memory")?;
         // SAFETY: a plain allocation; the caller owns it and gives it back once.
         match unsafe { result::malloc_sync(bytes.max(16)) } {
             Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
@@ -185,7 +330,7 @@ impl Device {
 
     /// Gives memory of [`Self::take`] back, after everything that was launched before.
     pub(super) fn give(&self, at: u64) {
-        if self.bind().is_ok() {
+        if !self.awaiting.keeps(at) && self.bind().is_ok() {
             // SAFETY: `at` came from `take` and nobody uses it any more; the driver waits for kernels that do. After a lost device
             // there is nothing left to free.
             let _ = unsafe { result::free_sync(at) };
@@ -197,6 +342,7 @@ impl Device {
             return Ok(());
         }
         self.bind()?;
+        self.note("zero", false);
         // SAFETY: the caller owns `bytes` at `at`.
         self.check("clearing memory", unsafe { result::memset_d8_async(at, 0, bytes, self.raw_stream()) })
     }
@@ -207,9 +353,29 @@ impl Device {
             return Ok(());
         }
         self.bind()?;
+        self.note("upload", false);
         self.counts.upload_bytes.fetch_add(src.len() as u64, Ordering::Relaxed);
+        let src = match self.awaiting.room(src.len())? {
+            Some(place) => {
+                let to = std::ptr::with_exposed_provenance_mut::<u8>(self.bounce.start + place);
+                // SAFETY: `room` gave this part of the buffer to nobody else since all ops had ended.
+                let to = unsafe { std::slice::from_raw_parts_mut(to, src.len()) };
+                to.copy_from_slice(src);
+                &*to
+            }
+            None => src,
+        };
         // SAFETY: the caller owns `src.len()` bytes at `at`. Pageable host memory is copied before the call returns.
         self.check("an upload", unsafe { result::memcpy_htod_async(at, src, self.raw_stream()) })
+    }
+
+    /// As [`Self::upload`], of bytes that must not change before the ops queued so far have ended.
+    pub(super) fn upload_kept(&self, src: &HostBytes, len: usize, at: u64) -> Result<(), BackendError> {
+        self.bind()?;
+        assert!(len <= src.len, "{len} bytes of {}", src.len);
+        self.counts.upload_bytes.fetch_add(len as u64, Ordering::Relaxed);
+        // SAFETY: the caller owns `len` bytes at `at`; the source lives until its drop, which waits.
+        self.check("an upload", unsafe { result::memcpy_htod_async(at, &src.read()[..len], self.raw_stream()) })
     }
 
     /// An event for [`Self::mark`] and [`Self::upload_aside`]; nobody waits for it until it is marked.
@@ -235,13 +401,13 @@ impl Device {
         true
     }
 
-    /// Lets `event` come when all kernels that were started have ended.
-    pub(super) fn mark(&self, event: &CudaEvent) -> Result<(), BackendError> {
-        self.check("marking a place among kernels", event.record(&self.stream))
+    /// Lets `event` come when all kernels that were started in `lane` have ended.
+    pub(super) fn mark(&self, event: &CudaEvent, lane: Lane) -> Result<(), BackendError> {
+        self.check("marking a place among kernels", event.record(self.lane(lane)))
     }
 
-    /// Host to device beside the kernels: begins after `free` and the uploads before, and kernels started from now on wait for it, by way of
-    /// `arrived`. `clock` are events with times for its beginning and end. `src` as for [`Self::upload`], registered memory until
+    /// Host to device beside the kernels: begins after `free` and the uploads before, and kernels started in `lane` from now on wait for it, by
+    /// way of `arrived`. `clock` are events with times for its beginning and end. `src` as for [`Self::upload`], registered memory until
     /// [`Self::wait_uploads`].
     pub(super) fn upload_aside(
         &self,
@@ -249,6 +415,7 @@ impl Device {
         at: u64,
         (free, arrived): (&CudaEvent, &CudaEvent),
         clock: Option<&[CudaEvent; 2]>,
+        lane: Lane,
     ) -> Result<(), BackendError> {
         self.bind()?;
         self.counts.upload_bytes.fetch_add(src.len() as u64, Ordering::Relaxed);
@@ -262,12 +429,13 @@ impl Device {
             self.check("an upload", ended.record(&self.uploads))?;
         }
         self.check("an upload", arrived.record(&self.uploads))?;
-        self.check("an upload", self.stream.wait(arrived))
+        self.check("an upload", self.lane(lane).wait(arrived))
     }
 
     /// Host memory that the device writes by itself.
     pub(super) fn host_bytes(self: &Arc<Self>, len: usize) -> Result<HostBytes, BackendError> {
         self.bind()?;
+        self.awaiting.take_turn("allocating host memory")?;
         // SAFETY: a plain allocation, given back once, when the result is dropped.
         let start = self.check("allocating host memory", unsafe { result::malloc_host(len, 0) })?;
         // SAFETY: `len` bytes were allocated at `start`.
@@ -308,6 +476,7 @@ impl Device {
             return Ok(());
         }
         self.bind()?;
+        self.awaiting.take_turn("a download")?;
         self.counts.download_bytes.fetch_add(dst.len() as u64, Ordering::Relaxed);
         // SAFETY: the caller owns `dst.len()` bytes at `at`; `wait` below ends the copy before `dst` is released.
         let started = unsafe { result::memcpy_dtoh_async(dst, at, self.raw_stream()) };
@@ -320,6 +489,7 @@ impl Device {
             return Ok(());
         }
         self.bind()?;
+        self.note("copy", false);
         // SAFETY: the caller owns both ranges.
         self.check("a copy", unsafe { result::memcpy_dtod_async(to, from, bytes, self.raw_stream()) })
     }
@@ -327,6 +497,7 @@ impl Device {
     /// Waits for everything that was started.
     pub fn wait(&self) -> Result<(), BackendError> {
         self.bind()?;
+        self.awaiting.take_turn("waiting for kernels")?;
         self.counts.waits.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the stream lives as long as `self`.
         self.check("waiting for kernels", unsafe { result::stream::synchronize(self.raw_stream()) })?;
@@ -346,6 +517,7 @@ impl Device {
         (grid, block, shared): ([u32; 3], u32, u32),
         words: &mut [u64],
         firsts: &[u8],
+        lane: Lane,
     ) -> Result<(), BackendError> {
         self.bind()?;
         let function = self.modules.function(kernel, shared);
@@ -359,12 +531,29 @@ impl Device {
             recent.0[at] = kernel;
             recent.1 += 1;
         }
+        let may_overlap = lane == Lane::Ops && self.note(kernel, true) && function.may_overlap;
         self.counts.launches.fetch_add(1, Ordering::Relaxed);
-        let (grid, block) = ((grid[0], grid[1], grid[2]), (block, 1, 1));
-        // SAFETY: the caller's promise; parameters are copied by the call.
-        let started = unsafe {
-            result::launch_kernel(function, grid, block, shared, self.raw_stream(), &mut params[..firsts.len()])
+        let mut overlap = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid[0],
+            gridDimY: grid[1],
+            gridDimZ: grid[2],
+            blockDimX: block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared,
+            hStream: self.lane(lane).cu_stream(),
+            attrs: &mut overlap,
+            numAttrs: u32::from(may_overlap),
+        };
+        // SAFETY: the caller's promise; parameters are copied by the call. A kernel that may overlap waits for the one before it by itself.
+        let started =
+            unsafe { sys::cuLaunchKernelEx(&config, function.handle, params.as_mut_ptr(), std::ptr::null_mut()) };
+        let started = started.result();
         self.check("a launch", started)
     }
 }
@@ -379,6 +568,26 @@ pub(super) struct HostBytes {
 impl HostBytes {
     pub(super) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Where kernels find it: host memory of the driver has one address on both sides.
+    pub(super) fn address(&self) -> u64 {
+        self.start as u64
+    }
+
+    /// Word `index`, which kernels may write or read at any time.
+    pub(super) fn word(&self, index: usize) -> &AtomicU32 {
+        assert!(4 * index + 4 <= self.len, "word {index} of {} bytes", self.len);
+        let at = std::ptr::with_exposed_provenance_mut::<u32>(self.start + 4 * index);
+        // SAFETY: inside the allocation, which is aligned to pages and lives as long as `self`; the host only looks at words atomically.
+        unsafe { AtomicU32::from_ptr(at) }
+    }
+
+    /// All bytes; nothing may be on its way.
+    pub(super) fn write(&mut self) -> &mut [u8] {
+        let start = std::ptr::with_exposed_provenance_mut::<u8>(self.start);
+        // SAFETY: `len` bytes that live as long as `self`, zeroed at first, borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(start, self.len) }
     }
 
     /// What was written; nothing may be on its way.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaEvent;
 use parking_lot::Mutex;
 
-use super::device::Device;
+use super::device::{Device, HostBytes, Lane};
 use super::launch::Launch;
 use crate::backend::BackendError;
 use crate::quant::QuantType;
@@ -103,6 +103,24 @@ const BLOCK_THREADS: usize = 16;
 /// Uploads through a buffer of which one is timed: each time costs two events and some questions.
 const TIMED_EVERY: usize = 16;
 
+/// How an upload stands to the ops.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Upload {
+    /// In order with them.
+    InOrder,
+    /// Beside them, while they may wait for it: its place is nobody's. Whether the device knows the source.
+    Aside { is_registered: bool },
+}
+
+impl Upload {
+    fn lane(self) -> Lane {
+        match self {
+            Self::InOrder => Lane::Ops,
+            Self::Aside { .. } => Lane::Arranging,
+        }
+    }
+}
+
 /// A buffer on the device between an upload and the kernel that arranges its blocks.
 struct Buffer {
     bytes: Bytes,
@@ -113,17 +131,31 @@ struct Buffer {
     clock: [CudaEvent; 2],
     timed: Option<u64>,
     uploads: usize,
+    /// As many bytes of the host, for sources that the driver would have to copy by itself.
+    host: Option<HostBytes>,
 }
 
 impl Buffer {
     fn new(device: &Arc<Device>) -> Result<Self, BackendError> {
         let bytes = Bytes::new(device, "uploads", STAGING)?;
         let clock = [device.clock_event()?, device.clock_event()?];
-        Ok(Self { bytes, arrived: device.event()?, free: device.event()?, clock, timed: None, uploads: 0 })
+        Ok(Self { bytes, arrived: device.event()?, free: device.event()?, clock, timed: None, uploads: 0, host: None })
     }
 
     /// Uploads `src` to `at` once what uses this buffer has ended; some uploads are timed.
-    fn upload(&mut self, device: &Device, src: &[u8], at: u64) -> Result<(), BackendError> {
+    fn upload(&mut self, device: &Device, src: &[u8], at: u64, way: Upload) -> Result<(), BackendError> {
+        if let (Upload::Aside { is_registered: false }, Some(mut host)) = (way, self.host.take()) {
+            // Whatever passed through it last.
+            device.wait_for(&self.arrived)?;
+            host.write()[..src.len()].copy_from_slice(src);
+            let done = self.upload_from(device, &host.read()[..src.len()], at, way);
+            self.host = Some(host);
+            return done;
+        }
+        self.upload_from(device, src, at, way)
+    }
+
+    fn upload_from(&mut self, device: &Device, src: &[u8], at: u64, way: Upload) -> Result<(), BackendError> {
         if self.timed.is_some_and(|bytes| device.note_upload(bytes, &self.clock)) {
             self.timed = None;
         }
@@ -132,7 +164,7 @@ impl Buffer {
         if is_timed {
             self.timed = Some(src.len() as u64);
         }
-        device.upload_aside(src, at, (&self.free, &self.arrived), is_timed.then_some(&self.clock))
+        device.upload_aside(src, at, (&self.free, &self.arrived), is_timed.then_some(&self.clock), way.lane())
     }
 }
 
@@ -140,6 +172,16 @@ impl Buffer {
 struct Buffers {
     both: [Buffer; 2],
     turn: usize,
+}
+
+impl Buffers {
+    /// Those in `kept`, made if need be.
+    fn of<'a>(kept: &'a mut Option<Self>, device: &Arc<Device>) -> Result<&'a mut Self, BackendError> {
+        match kept {
+            Some(buffers) => Ok(buffers),
+            none => Ok(none.insert(Self { both: [Buffer::new(device)?, Buffer::new(device)?], turn: 0 })),
+        }
+    }
 }
 
 /// Brings matrices from the layout of files into that of the device.
@@ -152,19 +194,37 @@ impl Stager {
         Self { buffers: Mutex::new(None) }
     }
 
-    /// Writes the matrix in `src` to `to`, in order with the kernels. Registered memory must not change before
-    /// [`Device::wait_uploads`] has returned.
-    pub(super) fn store(&self, device: &Arc<Device>, shape: MatShape, src: &[u8], to: u64) -> Result<(), BackendError> {
+    /// Allocates what [`Self::store`] needs, also from sources that are not registered.
+    pub(super) fn reserve(&self, device: &Arc<Device>, is_registered: bool) -> Result<(), BackendError> {
         let mut buffers = self.buffers.lock();
-        let buffers = match &mut *buffers {
-            Some(buffers) => buffers,
-            none => none.insert(Buffers { both: [Buffer::new(device)?, Buffer::new(device)?], turn: 0 }),
-        };
+        for buffer in &mut Buffers::of(&mut buffers, device)?.both {
+            if !is_registered && buffer.host.is_none() {
+                buffer.host = Some(device.host_bytes(STAGING)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the matrix in `src` to `to`. Registered memory must not change before [`Device::wait_uploads`] has returned.
+    pub(super) fn store(
+        &self,
+        device: &Arc<Device>,
+        shape: MatShape,
+        src: &[u8],
+        to: u64,
+        way: Upload,
+    ) -> Result<(), BackendError> {
+        let mut buffers = self.buffers.lock();
+        let buffers = Buffers::of(&mut buffers, device)?;
+        let lane = way.lane();
         let Some(kernel) = shape.arranger() else {
             // Straight to its place, once the kernels that read what was there have ended.
             let buffer = &mut buffers.both[buffers.turn];
-            device.mark(&buffer.free)?;
-            return buffer.upload(device, src, to);
+            for (piece, src) in src.chunks(STAGING).enumerate() {
+                device.mark(&buffer.free, lane)?;
+                buffer.upload(device, src, to + (piece * STAGING) as u64, way)?;
+            }
+            return Ok(());
         };
         let block = shape.ty.block_bytes();
         let step = STAGING / block;
@@ -174,13 +234,13 @@ impl Stager {
             let buffer = &mut buffers.both[buffers.turn];
             buffers.turn ^= 1;
             let from = buffer.bytes.at;
-            buffer.upload(device, &src[first * block..(first + blocks) * block], from)?;
+            buffer.upload(device, &src[first * block..(first + blocks) * block], from, way)?;
             let launch = Launch::new(device, kernel, [(blocks * BLOCK_THREADS).div_ceil(256), 1, 1], 256);
-            let launch = launch.pointer(from).pointer(to).long(first).long(blocks);
+            let launch = launch.lane(lane).pointer(from).pointer(to).long(first).long(blocks);
             let launch = launch.int(shape.rows).int(shape.cols / shape.ty.block_values());
             // SAFETY: the parameters of the arranging kernels: `blocks` blocks in the buffer, a whole matrix at `to`, which the caller owns.
             unsafe { launch.start()? };
-            device.mark(&buffer.free)?;
+            device.mark(&buffer.free, lane)?;
         }
         Ok(())
     }

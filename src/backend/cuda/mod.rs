@@ -1,20 +1,24 @@
-//! The CUDA backend: one device, a stream of kernels and one of uploads, one kernel for each op, the CPU's order of sums.
+//! The CUDA backend: one device, a stream of ops and two that bring weights, one kernel for each op, the CPU's order of sums.
 //! Never answers differently from the CPU on purpose: kernels add in the same lanes, so most results have the same bits.
 //! Surprising fact: ops return as soon as they are queued; only a download waits, so a kernel's failure shows there.
 
 mod answer;
+mod awaiting;
 mod device;
 mod kernel_names;
 mod launch;
 mod memory;
 mod modules;
+mod segments;
+mod slot_table;
 
 use std::any::Any;
 use std::sync::Arc;
 
 pub use device::{Device, DeviceCounters, OpenError, Properties, Registered};
-pub use memory::{CudaBuf, CudaIds, CudaMat, CudaView, MatShape};
+pub use memory::{CudaBuf, CudaIds, CudaMat, CudaView, MatShape, Upload};
 pub use modules::LoadError;
+pub use slot_table::{CHANGES_MAX, ExpertShape, Room, SlotPass, SlotTable, Told};
 
 use crate::backend::cpu::matmul::Arithmetic;
 use crate::backend::{Backend, BackendError, SharedBytes, ops};
@@ -97,15 +101,22 @@ impl CudaBackend {
         Ok(CudaSlab { bytes: Bytes::new(&self.device, what, bytes)? })
     }
 
-    /// Writes a matrix, as it lies in a file, to `at` of `slab`, in order with the ops. `src` may be reused on return, unless it is
-    /// registered: then after [`Device::wait_uploads`].
+    /// Writes a matrix, as it lies in a file, to `at` of `slab`, in order with the ops or beside them. `src` may be reused on return, unless it
+    /// is registered: then after [`Device::wait_uploads`].
     ///
     /// # Errors
     /// Bytes that are not `shape`, and failures of the device.
-    pub fn store(&self, slab: &CudaSlab, at: usize, shape: MatShape, src: &[u8]) -> Result<(), BackendError> {
+    pub fn store(
+        &self,
+        slab: &CudaSlab,
+        at: usize,
+        shape: MatShape,
+        src: &[u8],
+        way: Upload,
+    ) -> Result<(), BackendError> {
         self.check_bytes(shape, src.len())?;
         assert!(at.is_multiple_of(SLAB_ALIGN) && at + src.len() <= slab.len(), "a matrix inside the slab");
-        self.stager.store(&self.device, shape, src, slab.bytes.at + at as u64)
+        self.stager.store(&self.device, shape, src, slab.bytes.at + at as u64, way)
     }
 
     /// The matrix that [`Self::store`] wrote to `at`.
@@ -163,7 +174,7 @@ impl Backend for CudaBackend {
         let (shape, src) = (MatShape { ty, rows, cols }, bytes.as_slice());
         self.check_bytes(shape, src.len())?;
         let bytes = Bytes::new(&self.device, "resident weights", src.len())?;
-        self.stager.store(&self.device, shape, src, bytes.at)?;
+        self.stager.store(&self.device, shape, src, bytes.at, Upload::InOrder)?;
         Ok(CudaMat { shape, bytes })
     }
 
@@ -332,6 +343,18 @@ impl Backend for CudaBackend {
             return launch::experts_row::experts_row(&self.device, &self.rounded, op, out);
         }
         crate::backend::cpu::experts_row::experts_row(self, op, out)
+    }
+
+    fn experts_rows(
+        &self,
+        op: ops::ExpertsRows<'_, '_, Self>,
+        work: ops::SweptWork<'_, Self>,
+        sums: &mut CudaBuf,
+    ) -> Result<(), BackendError> {
+        if launch::experts_rows::is_joined(&self.device, self.arithmetic, &op) {
+            return launch::experts_rows::experts_rows(&self.device, &self.rounded, &op, work, sums);
+        }
+        crate::backend::cpu::experts_rows::experts_rows(self, &op, work, sums, |_, _, _| Ok(()))
     }
 
     fn combine_experts(&self, op: ops::CombineExperts<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {

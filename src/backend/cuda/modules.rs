@@ -23,6 +23,9 @@ include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 /// Shared memory that a kernel has without being asked for more.
 const SHARED_DEFAULT: u32 = 48 << 10;
 
+/// First driver (CUDA 12.4) that can be told to load a kernel before its first launch.
+const FUNC_LOAD_FROM: i32 = 12040;
+
 /// Why kernels cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -36,11 +39,21 @@ pub enum LoadError {
     Refused { stem: &'static str, reason: String },
 }
 
+/// A kernel.
+#[derive(Clone, Copy)]
+pub(super) struct Function {
+    pub(super) handle: sys::CUfunction,
+    /// Whether it may be set up while the one before it still runs.
+    pub(super) may_overlap: bool,
+}
+
 /// Loaded kernels by name.
 pub(super) struct Modules {
-    functions: HashMap<String, sys::CUfunction>,
+    functions: HashMap<String, Function>,
     modules: Vec<sys::CUmodule>,
     origin: &'static str,
+    /// Whether the device sets kernels up while others run.
+    can_overlap: bool,
 }
 
 // SAFETY: handles of a context that any thread may use once it has made the context current, which `Device` does.
@@ -51,7 +64,8 @@ unsafe impl Sync for Modules {}
 impl Modules {
     /// Loads every kernel into the current context.
     pub(super) fn load(capability: (u32, u32), text_only: bool) -> Result<Self, LoadError> {
-        let mut all = Self { functions: HashMap::new(), modules: Vec::new(), origin: "compiled with the program" };
+        let (functions, modules, can_overlap) = (HashMap::new(), Vec::new(), capability.0 >= 9);
+        let mut all = Self { functions, modules, origin: "compiled with the program", can_overlap };
         let compiled: Option<Vec<_>> = KERNEL_FILES.iter().map(|file| file.fatbin).collect();
         let reason = match compiled.filter(|_| !text_only) {
             None => "they are not part of this program".to_owned(),
@@ -72,30 +86,41 @@ impl Modules {
     }
 
     fn load_images(&mut self, images: &[&[u8]]) -> Result<(), LoadError> {
+        let mut version = 0;
+        // SAFETY: a pointer that is valid for the call. On an error the version stays 0.
+        let _ = unsafe { sys::cuDriverGetVersion(&mut version) };
+        let loads_late = version >= FUNC_LOAD_FROM;
+        let can_overlap = self.can_overlap;
         for (file, image) in KERNEL_FILES.iter().zip(images) {
             // SAFETY: a fatbin, or PTX that ends with a zero byte; the driver copies what it needs.
             let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
             let module = module.map_err(|e| LoadError::Refused { stem: file.stem, reason: format!("{e:?}") })?;
             self.modules.push(module);
+            let may_overlap = can_overlap && all_wait(file.text);
             for name in kernel_names(file.text) {
                 let c_name = std::ffi::CString::new(name.as_str()).expect("names hold no zero byte");
                 // SAFETY: the module was loaded just above.
                 let function = unsafe { result::module::get_function(module, c_name) };
-                let function =
+                let handle =
                     function.map_err(|e| LoadError::Refused { stem: file.stem, reason: format!("{name}: {e:?}") })?;
-                self.functions.insert(name, function);
+                if loads_late {
+                    // A kernel that is loaded at its first launch waits for all that run, and some of them wait for the host.
+                    // SAFETY: a function of the module above. A failure shows again at its launch.
+                    let _ = unsafe { sys::cuFuncLoad(handle) };
+                }
+                self.functions.insert(name, Function { handle, may_overlap });
             }
         }
         Ok(())
     }
 
     /// The kernel `name`, allowed to use `shared` bytes of dynamic shared memory.
-    pub(super) fn function(&self, name: &str, shared: u32) -> sys::CUfunction {
+    pub(super) fn function(&self, name: &str, shared: u32) -> Function {
         let function = *self.functions.get(name).unwrap_or_else(|| panic!("no kernel is called {name}"));
         if shared > SHARED_DEFAULT {
             let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: a function of a loaded module. A refusal shows as an error of the launch that follows.
-            let _ = unsafe { result::function::set_function_attribute(function, attribute, shared as i32) };
+            let _ = unsafe { result::function::set_function_attribute(function.handle, attribute, shared as i32) };
         }
         function
     }
@@ -117,6 +142,16 @@ impl Drop for Modules {
 /// Names of the kernels in a text: those written out, and those that a macro makes (`NAME(a, ..)` after `#define NAME(..)`).
 fn kernel_names(text: &str) -> Vec<String> {
     super::kernel_names::of(text)
+}
+
+/// Whether every kernel of a text begins with `previous_ended()`.
+fn all_wait(text: &str) -> bool {
+    let mut bodies = text.split("__global__").skip(1);
+    let begins = |body: &str| {
+        let inside = body.split_once('{').map_or("", |(_, inside)| inside);
+        inside.trim_start_matches(|c: char| c.is_whitespace() || c == '\\').starts_with("previous_ended();")
+    };
+    bodies.all(begins)
 }
 
 /// The text of `file` as PTX for `capability`, from the cache of an earlier run if there is one.
@@ -180,5 +215,25 @@ fn keep(path: &std::path::Path, image: &[u8]) {
         && std::io::Write::write_all(&mut file, image).is_ok()
     {
         let _ = file.persist(path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_that_do_not_wait_are_known() {
+        let good = "extern \"C\" __global__ void a(int b) {\n    previous_ended();\n    b++;\n}\n\
+            #define K(n) extern \"C\" __global__ void k_##n() { \\\n        previous_ended(); \\\n    }\n";
+        assert!(all_wait(good));
+        assert!(!all_wait(&format!("{good}extern \"C\" __global__ void c() {{\n    int i = 0;\n}}")));
+    }
+
+    /// One that does not wait would have to be launched alone, and slows down what is behind it.
+    #[test]
+    fn all_kernels_wait() {
+        let late: Vec<_> = KERNEL_FILES.iter().filter(|file| !all_wait(file.text)).map(|file| file.stem).collect();
+        assert!(late.is_empty(), "kernels that do not begin with previous_ended(): {late:?}");
     }
 }

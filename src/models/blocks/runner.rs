@@ -242,6 +242,8 @@ impl<B: Backend, A: Architecture<B>> Runner<B, A> {
         let probe = probe.as_mut().map(|p| &mut **p as &mut dyn Probe);
         let mut pass = Pass { ctx, state: &mut self.state, work: &mut self.work, own: &mut self.own, probe };
         pass.start(&[token])?;
+        // A probe wants to see what the host has to hear of then.
+        let mut found = if pass.probe.is_none() { self.experts.begin_row()? } else { None };
         for layer in 0..model.config.layer_count() {
             let begun = spans::begin();
             self.feed.add(&mut pass, layer, Piece { first: 0, end: 1, kind: PieceKind::Whole })?;
@@ -251,10 +253,14 @@ impl<B: Backend, A: Architecture<B>> Runner<B, A> {
             let begun = spans::begin();
             // A next layer whose experts follow from the token has nothing to guess.
             let next = model.weights.layers.get(layer + 1).map(|next| &next.moe);
-            pass.moe(layer).row(&*self.experts, &mut self.host.grouping, known.as_deref(), next)?;
+            match &mut found {
+                Some(found) => pass.moe(layer).row_found(&mut **found)?,
+                None => pass.moe(layer).row(&*self.experts, &mut self.host.grouping, known.as_deref(), next)?,
+            }
             pass.leave_experts(layer)?;
             spans::end_half("experts", layer, 1, begun);
         }
+        found.map_or(Ok(()), |found| found.finish())?;
         match want {
             Want::None => {}
             Want::Best => self.best = pass.best()?,

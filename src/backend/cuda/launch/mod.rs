@@ -8,7 +8,9 @@ pub(super) mod candidate_blocks;
 pub(super) mod combine_experts;
 pub(super) mod embed;
 pub(super) mod engram_gate;
+pub(super) mod expert_gate;
 pub(super) mod experts_row;
+pub(super) mod experts_rows;
 pub(super) mod hc_coefficients;
 pub(super) mod hc_collapse;
 pub(super) mod hc_enter;
@@ -30,7 +32,7 @@ pub(super) mod swiglu;
 mod tiles;
 pub(super) mod weigh_experts;
 
-use super::device::Device;
+use super::device::{Device, Lane};
 use super::memory::{CudaBuf, CudaIds};
 use crate::backend::BackendError;
 
@@ -57,6 +59,7 @@ pub(super) struct Launch<'d> {
     grid: [u32; 3],
     block: u32,
     shared: u32,
+    lane: Lane,
     words: [u64; WORDS_MAX],
     used: usize,
     /// First word of each parameter.
@@ -75,6 +78,7 @@ impl<'d> Launch<'d> {
             grid,
             block: block as u32,
             shared: 0,
+            lane: Lane::default(),
             words: [0; WORDS_MAX],
             used: 0,
             firsts: [0; PARAMS_MAX],
@@ -85,6 +89,12 @@ impl<'d> Launch<'d> {
     /// Bytes of dynamic shared memory.
     pub(super) fn shared(mut self, bytes: usize) -> Self {
         self.shared = bytes as u32;
+        self
+    }
+
+    /// Among the kernels of `lane` instead of the ops.
+    pub(super) fn lane(mut self, lane: Lane) -> Self {
+        self.lane = lane;
         self
     }
 
@@ -143,8 +153,9 @@ impl<'d> Launch<'d> {
             return Ok(());
         }
         let (grid, block, shared) = (self.grid, self.block, self.shared);
+        let (words, firsts) = (&mut self.words, &self.firsts[..self.count]);
         // SAFETY: the caller's promise.
-        unsafe { self.device.launch(self.kernel, (grid, block, shared), &mut self.words, &self.firsts[..self.count]) }
+        unsafe { self.device.launch(self.kernel, (grid, block, shared), words, firsts, self.lane) }
     }
 }
 

@@ -1,6 +1,7 @@
 // Scores of compressed rows for the selection, for many rows: as index_scores.cu, all heads of a row a block, which share its keys.
 // Never scores a key that the row does not see. Surprising fact: what is added over the heads, one after another, is done by a quarter of the
 // threads; it is a tenth of the work.
+#pragma once
 #include "dot_tiles.cuh"
 
 // Width of an index head, keys of a block, and values from one key's products to the next.
@@ -12,6 +13,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 1) index_tiles(
     const float *q, const float *head_weights, const float *keys, float *scores, int heads, int width, int first_row, int first_pos,
     int ratio, int stride, float scale
 ) {
+    previous_ended();
     extern __shared__ float4 dynamic[];
     float *query = (float *)dynamic, *weights = query + TILE_HEADS * WIDTH, *parts = weights + TILE_HEADS, *products = parts + 2 * PART_ROOM;
     size_t row = (size_t)first_row + blockIdx.y;

@@ -1,6 +1,7 @@
 // Attention of many rows: as attention.cu, 32 heads of a row a block, which share its keys in shared memory.
 // Never adds in another order than attention.cu. Surprising fact: a row's scores lie key by key, so that the heads of eight by eight outputs
 // are two reads for all threads of a warp.
+#pragma once
 #include "dot_tiles.cuh"
 
 // Width of a head, and keys whose values are in shared memory at a time.
@@ -32,6 +33,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 1) attention_tiles(
     const float *q, const float *window, const float *compressed, const int *selected, const float *sinks, float *out, int heads, int width,
     int window_slots, int window_len, int k, int first_pos, float scale
 ) {
+    previous_ended();
     extern __shared__ float4 dynamic[];
     __shared__ float peaks[WARPS][TILE_HEADS], totals[TILE_HEADS];
     float *work = (float *)dynamic, *parts = work + TILE_HEADS * WIDTH, *weights = work + WORK_ROOM;

@@ -1,0 +1,89 @@
+//! Ops that are recorded and handed to the device together, as a graph: the device goes from one to the next by itself.
+//! Never keeps what an op computes with: every recording is new, only the driver's form of it is used again. Surprising fact: recording an op
+//! takes an eighth of the time of launching it (0.45 against 3.5 us, H200), so a token is recorded anew each time.
+
+use std::collections::HashMap;
+
+use cudarc::driver::{result, sys};
+use parking_lot::Mutex;
+
+use super::device::Device;
+use crate::backend::BackendError;
+
+/// Forms that are kept. A model has a few for each of its segments: some layers do more at every second or fourth position.
+const KEPT_MAX: usize = 96;
+
+/// Recorded ops.
+pub(super) struct Recorded {
+    graph: sys::CUgraph,
+    /// Which kernels and copies, in order.
+    pub(super) kind: u64,
+}
+
+impl Recorded {
+    /// What `end_capture` gave for ops of this kind.
+    pub(super) fn new(graph: sys::CUgraph, kind: u64) -> Self {
+        Self { graph, kind }
+    }
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        // SAFETY: owned; forms that were made of it live on.
+        let _ = unsafe { result::graph::destroy(self.graph) };
+    }
+}
+
+/// The driver's form of a recording.
+struct Form(sys::CUgraphExec);
+
+// SAFETY: a handle that any thread may use with the context current; the lock around it allows one at a time.
+unsafe impl Send for Form {}
+
+impl Drop for Form {
+    fn drop(&mut self) {
+        // SAFETY: owned; the driver lets a run that is under way end.
+        let _ = unsafe { result::graph::exec_destroy(self.0) };
+    }
+}
+
+/// Forms of earlier recordings, by place in the pass and kind.
+#[derive(Default)]
+pub(super) struct Segments {
+    kept: Mutex<HashMap<(usize, u64), Form>>,
+}
+
+impl Segments {
+    /// Starts `recorded` in the form of an earlier one at this place of the pass; `false` if there is none that it fits.
+    pub(super) fn play_known(&self, device: &Device, place: usize, recorded: &Recorded) -> Result<bool, BackendError> {
+        let mut kept = self.kept.lock();
+        let Some(form) = kept.get(&(place, recorded.kind)) else { return Ok(false) };
+        device.bind()?;
+        let mut info = sys::CUgraphExecUpdateResultInfo {
+            result: sys::CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_SUCCESS,
+            errorNode: std::ptr::null_mut(),
+            errorFromNode: std::ptr::null_mut(),
+        };
+        // SAFETY: both are alive; runs that were started keep what they were started with.
+        if unsafe { sys::cuGraphExecUpdate_v2(form.0, recorded.graph, &mut info) }.result().is_err() {
+            kept.remove(&(place, recorded.kind));
+            return Ok(false);
+        }
+        device.play(form.0).map(|()| true)
+    }
+
+    /// Starts `recorded` in a form of its own, which is kept. May wait for the device.
+    pub(super) fn play_new(&self, device: &Device, place: usize, recorded: &Recorded) -> Result<(), BackendError> {
+        device.bind()?;
+        // SAFETY: the recording is alive.
+        let made = unsafe { result::graph::instantiate(recorded.graph, sys::CUgraphInstantiate_flags(0)) };
+        let form = Form(device.check("making a graph", made)?);
+        let mut kept = self.kept.lock();
+        if kept.len() >= KEPT_MAX {
+            kept.clear();
+        }
+        device.play(form.0)?;
+        kept.insert((place, recorded.kind), form);
+        Ok(())
+    }
+}

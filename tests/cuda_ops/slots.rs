@@ -1,0 +1,196 @@
+//! Experts that the device finds by itself: the same bits as on the processor whoever is absent, and no pass that never ends.
+//! Never compares with something computed on the same device. Surprising fact: the checks run in order on one table, since what a pass
+//! that was given up leaves behind is a part of them.
+
+use std::time::{Duration, Instant};
+
+use ds4::backend::cpu::CpuBackend;
+use ds4::backend::cuda::{
+    CudaBackend, CudaSlab, ExpertShape, MatShape, Room, SLAB_ALIGN, SlotPass, SlotTable, Told, Upload,
+};
+use ds4::backend::{Backend, ops};
+use ds4::quant::QuantType;
+
+use crate::case::Rig;
+use crate::kernels_common::{Rng, weights};
+
+const EXPERTS: usize = 9;
+const K: usize = 4;
+const LAYERS: usize = 3;
+const LIMIT: f32 = 7.0;
+
+/// One layer's experts on both sides.
+struct Layer {
+    shape: ExpertShape,
+    bytes: Vec<[Vec<u8>; 3]>,
+    x: Vec<f32>,
+    slot_bytes: usize,
+}
+
+impl Layer {
+    fn new(rng: &mut Rng, [first, last]: [QuantType; 2], (hidden, width): (usize, usize)) -> Self {
+        let gate = MatShape { ty: first, rows: width, cols: hidden };
+        let down = MatShape { ty: last, rows: hidden, cols: width };
+        let mut make = |s: MatShape| weights(rng, s.ty, s.rows, s.cols);
+        let bytes = (0..EXPERTS).map(|_| [make(gate), make(gate), make(down)]).collect();
+        let room = |s: MatShape| s.bytes().unwrap().next_multiple_of(SLAB_ALIGN);
+        let shape = ExpertShape { gate, down, hidden, width, limit: LIMIT };
+        Self { shape, bytes, x: rng.normals(hidden), slot_bytes: 2 * room(gate) + room(down) }
+    }
+
+    fn shapes(&self) -> [MatShape; 3] {
+        [self.shape.gate, self.shape.gate, self.shape.down]
+    }
+
+    fn offsets(&self) -> [usize; 2] {
+        let room = self.shape.gate.bytes().unwrap().next_multiple_of(SLAB_ALIGN);
+        [room, 2 * room]
+    }
+
+    fn store(&self, gpu: &CudaBackend, slab: &CudaSlab, expert: usize, way: Upload) {
+        let at = expert * self.slot_bytes;
+        for ((shape, bytes), at) in
+            self.shapes().into_iter().zip(&self.bytes[expert]).zip([at, at + self.offsets()[0], at + self.offsets()[1]])
+        {
+            gpu.store(slab, at, shape, bytes, way).unwrap();
+        }
+    }
+
+    /// Outputs by rising id, from the processor.
+    fn expected(&self, cpu: &CpuBackend, ids: [i32; K]) -> Vec<f32> {
+        let (hidden, width) = (self.shape.hidden, self.shape.width);
+        let mut sorted = ids;
+        sorted.sort_unstable();
+        let load = |expert: i32| -> Vec<_> {
+            let all = self.shapes().into_iter().zip(&self.bytes[expert as usize]);
+            all.map(|(s, bytes)| cpu.load(s.ty, s.rows, s.cols, bytes.clone().into()).unwrap()).collect()
+        };
+        let mats: Vec<_> = sorted.iter().map(|id| load(*id)).collect();
+        let mut experts = Vec::new();
+        for (place, m) in mats.iter().enumerate() {
+            let [gate, up, down] = [0, 1, 2].map(|i| cpu.view(&m[i]));
+            experts.push(ops::PlacedExpert { gate, up, down, place });
+        }
+        let mut x = cpu.alloc("x", hidden).unwrap();
+        cpu.upload(&self.x, &mut x, 0).unwrap();
+        let [mut gate, mut up, mut y] = [width, width, hidden].map(|len| cpu.alloc("work", len).unwrap());
+        let mut outputs = cpu.alloc("outputs", K * hidden).unwrap();
+        let op = ops::ExpertsRow { x: &x, experts: &experts, hidden, width, limit: LIMIT };
+        let out = ops::ExpertsOut { gate: &mut gate, up: &mut up, y: &mut y, outputs: &mut outputs };
+        cpu.experts_row(op, out).unwrap();
+        let mut found = vec![0.0; K * hidden];
+        cpu.download(&outputs, 0, &mut found).unwrap();
+        found
+    }
+}
+
+/// Waits for what the device tells; a minute is for ever.
+fn told(pass: &SlotPass<'_>, layer: usize) -> Told {
+    let begun = Instant::now();
+    loop {
+        if let Some(told) = pass.told(layer) {
+            return told;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "layer {layer} tells nothing");
+        std::hint::spin_loop();
+    }
+}
+
+/// Device memory of a row.
+struct Row<B: Backend> {
+    x: B::Buf,
+    ids: B::Ids,
+    weights: B::Buf,
+    sorted: B::Buf,
+    outputs: B::Buf,
+}
+
+impl Row<CudaBackend> {
+    fn new(gpu: &CudaBackend, hidden: usize) -> Self {
+        let buf = |len| gpu.alloc("row", len).unwrap();
+        Self {
+            x: buf(hidden),
+            ids: gpu.alloc_ids("ids", K).unwrap(),
+            weights: buf(K),
+            sorted: buf(K),
+            outputs: buf(K * hidden),
+        }
+    }
+
+    /// Queues a whole layer.
+    fn queue(&mut self, gpu: &CudaBackend, pass: &SlotPass<'_>, layer: &Layer, at: usize, ids: [i32; K]) {
+        gpu.upload(&layer.x, &mut self.x, 0).unwrap();
+        gpu.upload_ids(&ids, &mut self.ids, 0).unwrap();
+        gpu.upload(&ids.map(|id| id as f32 + 0.5), &mut self.weights, 0).unwrap();
+        pass.resolve(at, K, (&self.ids, &self.weights), &mut self.sorted).unwrap();
+        pass.experts(at, (layer.shape, layer.offsets()), (&self.x, K), &mut self.outputs).unwrap();
+    }
+
+    fn holds(&self, gpu: &CudaBackend, expected: &[f32], mut ids: [i32; K]) -> bool {
+        let (mut outputs, mut sorted) = (vec![f32::NAN; expected.len()], [0.0; K]);
+        gpu.download(&self.outputs, 0, &mut outputs).unwrap();
+        gpu.download(&self.sorted, 0, &mut sorted).unwrap();
+        ids.sort_unstable();
+        let same = outputs.iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits());
+        same && sorted == ids.map(|id| id as f32 + 0.5)
+    }
+}
+
+fn checked(rng: &mut Rng, cpu: &CpuBackend, gpu: &CudaBackend, types: [QuantType; 2]) -> bool {
+    let layer = Layer::new(rng, types, (512, 256));
+    let slab = gpu.slab("slots", EXPERTS * layer.slot_bytes).unwrap();
+    let table: SlotTable = gpu.slot_table(LAYERS, EXPERTS).unwrap();
+    let at = 1;
+    let entry = |expert: i32| at * EXPERTS + expert as usize;
+    let address = |expert: i32| gpu.address(&slab, expert as usize * layer.slot_bytes);
+    let room = Room { hidden: layer.shape.hidden, width: layer.shape.width, k: K, is_registered: false };
+    let mut row = Row::<CudaBackend>::new(gpu, layer.shape.hidden);
+    let (ids, missing): ([i32; K], [i32; 2]) = ([6, 2, 7, 3], [7, 2]);
+    let expected = layer.expected(cpu, ids);
+    [6, 3].iter().for_each(|id| layer.store(gpu, &slab, *id as usize, Upload::InOrder));
+    table.rewrite([6, 3].into_iter().map(|id| (entry(id), address(id)))).unwrap();
+
+    // Nobody answers: the pass is given up, and ends.
+    let pass = table.begin(gpu, room).unwrap();
+    row.queue(gpu, &pass, &layer, at, ids);
+    let first = told(&pass, at);
+    drop(pass);
+    let mut good = first.ids[..K] == ids && !first.are_all;
+
+    // Two absent experts come.
+    let pass = table.begin(gpu, room).unwrap();
+    row.queue(gpu, &pass, &layer, at, ids);
+    good &= !told(&pass, at).are_all && pass.is_running().unwrap();
+    missing.iter().for_each(|id| layer.store(gpu, &slab, *id as usize, Upload::Aside { is_registered: false }));
+    pass.open(at, &missing.map(|id| (entry(id), address(id)))).unwrap();
+    pass.end();
+    good &= row.holds(gpu, &expected, ids);
+
+    // Then all are there, in another order of the router.
+    let ids = [3, 7, 2, 6];
+    let pass = table.begin(gpu, room).unwrap();
+    row.queue(gpu, &pass, &layer, at, ids);
+    good &= told(&pass, at).are_all;
+    pass.end();
+    good &= row.holds(gpu, &expected, ids);
+
+    // One left: it is absent again.
+    let pass = table.begin(gpu, room).unwrap();
+    pass.open(0, &[(entry(7), 0)]).unwrap();
+    gpu.device().settle();
+    row.queue(gpu, &pass, &layer, at, ids);
+    good &= !told(&pass, at).are_all;
+    pass.open(at, &[(entry(7), address(7))]).unwrap();
+    pass.end();
+    good && row.holds(gpu, &expected, ids)
+}
+
+/// All of it for pairs of types.
+pub fn check(rig: &mut Rig) {
+    use QuantType::{IQ2_XXS, MXFP4, Q2_K, Q4_K, Q8_0};
+    for types in [[IQ2_XXS, Q2_K], [Q4_K, Q4_K], [Q8_0, Q8_0], [MXFP4, Q8_0]] {
+        let Some((rng, cpu, gpu)) = rig.fast("slots") else { return };
+        let good = checked(rng, cpu, gpu, types);
+        rig.note(&format!("slots: experts of {}, {} found by the device", types[0], types[1]), good);
+    }
+}
