@@ -44,6 +44,7 @@ mod tests {
             group_limit: None,
             group_used: Bytes(0),
             lock_limit: None,
+            address_space: None,
             simulated_used: Bytes(0),
         }
     }
