@@ -78,6 +78,7 @@ template <int T> __device__ void float_tiles(const u8 *w, const float *x, float 
     extern "C" __global__ void __launch_bounds__(FLOAT_TILE_THREADS, 2) float_tiles_##name( \
         const u8 *w, const float *x, float *out, int w_rows, int cols, int rows, int groups \
     ) { \
+        previous_ended(); \
         float_tiles<type>(w, x, out, w_rows, cols, rows, groups); \
     }
 FLOAT_TILES(f32, F32)
