@@ -7,6 +7,7 @@
 extern "C" __global__ void add_expert_rows(
     const float *y, const float *weights, const int *places, const int *rows, float *sums, int first, int width
 ) {
+    previous_ended();
     int i = 4 * (blockIdx.x * blockDim.x + threadIdx.x), assigned = first + blockIdx.y;
     if (i >= width) return;
     float weight = weights[places[assigned]];

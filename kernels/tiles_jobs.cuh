@@ -19,6 +19,7 @@ struct TileJobs {
     extern "C" __global__ void __launch_bounds__(threads, each) tiles_jobs_##name##_##high( \
         const TileJobs jobs, const i8 *codes, const float *scales, const i16 *sums, float *out, float *second, int w_rows, int cols, int matrices \
     ) { \
+        previous_ended(); \
         int matrix = blockIdx.z, expert = matrix / matrices; \
         size_t first = jobs.rows[expert].first; \
         int count = jobs.rows[expert].count; \
