@@ -158,7 +158,12 @@ fn argument(flag: &str) -> Option<String> {
 fn open() -> Result<Option<Arc<Device>>, String> {
     match Device::open(0, std::env::args().any(|a| a == "--text")) {
         Ok(device) => Ok(Some(Arc::new(device))),
-        Err(e @ (OpenError::NoDriver | OpenError::Init(_) | OpenError::NoDevice { .. })) => {
+        Err(
+            e @ (OpenError::NoDriver
+            | OpenError::Init { .. }
+            | OpenError::DriverTooOld { .. }
+            | OpenError::NoDevice { .. }),
+        ) => {
             println!("cuda_ops: skipped, {e}");
             Ok(None)
         }
