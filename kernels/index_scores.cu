@@ -2,6 +2,7 @@
 // Never scores a key that the row does not see. Surprising fact: negative dots count as zero before the head weights, which may
 // themselves be negative.
 #include "common.cuh"
+#include "index_tiles.cuh"
 
 constexpr int THREADS = 256;
 

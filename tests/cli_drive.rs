@@ -65,6 +65,28 @@ fn small_models_are_not_measured() {
     }
 }
 
+/// Resident, and without n-gram tables: nothing is read once the weights are there.
+#[test]
+fn a_run_that_reads_nothing_says_that_nothing_was_measured() {
+    let dir = scratch("drive-nothing");
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/deepseek_v4/a/model.gguf");
+    std::fs::write(dir.join("tokens.json"), "[1, 2, 3]").unwrap();
+    let told = |choice: &str| {
+        let mut run = command();
+        run.current_dir(&dir).arg("-m").arg(&model).args([
+            "--tokens-file",
+            "tokens.json",
+            "-n",
+            "1",
+            "--probe",
+            choice,
+        ]);
+        let ran = finish(&mut run).ok();
+        ran.stderr.matches("note: --probe force measures nothing here: this run reads neither").count()
+    };
+    assert_eq!((told("force"), told("auto")), (1, 0));
+}
+
 /// `is_direct` of a streamed run of model b.
 fn is_direct(name: &str, args: &[&str]) -> (bool, String) {
     let dir = scratch(name);

@@ -5,7 +5,7 @@
 mod checkpoint;
 
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use checkpoint::{fixture, wide};
@@ -142,10 +142,9 @@ fn a_closed_standard_output_is_no_error() {
     assert!(out.status.success());
 }
 
-#[test]
-fn an_interrupt_leaves_no_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let (input, target) = (folder.path().join("wide"), folder.path().join("out"));
+/// Starts a conversion of some seconds into `folder` and ends it in the middle with `signal`.
+fn end_midway(folder: &Path, signal: rustix::process::Signal) -> (Child, ExitStatus) {
+    let (input, target) = (folder.join("wide"), folder.join("out"));
     wide(48).save(&input);
     std::fs::create_dir(&target).unwrap();
     let mut child = Command::new(env!("CARGO_BIN_EXE_ds4-gguf"))
@@ -161,8 +160,40 @@ fn an_interrupt_leaves_no_file() {
     }
     assert!(names_in(&target)[0].ends_with(".part"));
     let pid = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
     let status = child.wait().unwrap();
+    (child, status)
+}
+
+#[test]
+fn the_next_conversion_clears_away_what_a_killed_one_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, status) = end_midway(folder.path(), rustix::process::Signal::KILL);
+    assert_eq!(status.code(), None);
+    let (target, b) = (folder.path().join("out"), fixture("b"));
+    let left = names_in(&target);
+    assert!(left.len() == 1 && left[0].starts_with(".ds4-x.gguf"), "{left:?}");
+    // A fresh part may be about to be locked; make it as old as one that is found some time later.
+    let part = std::fs::File::options().write(true).open(target.join(&left[0])).unwrap();
+    part.set_modified(std::time::SystemTime::now() - Duration::from_secs(3600)).unwrap();
+    drop(part);
+    let convert = |name: &str| {
+        let output = target.join(name);
+        check(&["convert", b.to_str().unwrap(), "--recipe", "native", "-o", output.to_str().unwrap()], 0, "wrote");
+        let mut names = names_in(&target);
+        names.sort();
+        names
+    };
+    // Another name is another file's business.
+    assert_eq!(convert("y.gguf"), [left[0].as_str(), "y.gguf"]);
+    assert_eq!(convert("x.gguf"), ["x.gguf", "y.gguf"]);
+}
+
+#[test]
+fn an_interrupt_leaves_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("out");
+    let (mut child, status) = end_midway(folder.path(), rustix::process::Signal::INT);
     let mut message = String::new();
     std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut message).unwrap();
     assert_eq!(status.code(), Some(1), "{message}");

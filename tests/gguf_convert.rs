@@ -586,8 +586,17 @@ fn damaged_folders_are_refused() {
     index(r#"{"weight_map": {"x": "gone.safetensors"}}"#);
     refused_folder(folder, "gone.safetensors: cannot open");
     let config = folder.join("config.json");
-    std::fs::write(&config, "{").unwrap();
-    refused_folder(folder, "config.json: EOF");
+    let text = std::fs::read(&config).unwrap();
+    for (bytes, said) in [
+        (&b"{"[..], "config.json: EOF"),
+        (&text[..text.len() / 2], "config.json: EOF"),
+        (&[&text[..], b"}"].concat(), "config.json: trailing characters"),
+        (b"[1]", "config.json: invalid type"),
+        (b"{\"\xff\": 1}", "config.json: cannot read: stream did not contain valid UTF-8"),
+    ] {
+        std::fs::write(&config, bytes).unwrap();
+        refused_folder(folder, said);
+    }
     // Longer than is believed, without a byte on the drive; then what states no length and would never end, or never begin.
     std::fs::File::create(&config).unwrap().set_len(1 << 40).unwrap();
     refused_folder(folder, "config.json: is larger than any such file");
@@ -595,6 +604,13 @@ fn damaged_folders_are_refused() {
     std::os::unix::fs::symlink("/dev/zero", &config).unwrap();
     refused_folder(folder, "config.json: is no regular file");
     std::fs::remove_file(&config).unwrap();
-    rustix::fs::mkfifoat(rustix::fs::CWD, &config, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
+    let pipe =
+        |path: &Path| rustix::fs::mkfifoat(rustix::fs::CWD, path, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
+    pipe(&config);
     refused_folder(folder, "config.json: is no regular file");
+    std::fs::remove_file(&config).unwrap();
+    std::fs::write(&config, &text).unwrap();
+    std::fs::remove_file(folder.join("model.safetensors.index.json")).unwrap();
+    pipe(&weights);
+    refused_folder(folder, "model.safetensors: cannot open: it is no regular file");
 }

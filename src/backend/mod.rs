@@ -207,6 +207,13 @@ pub trait Backend: Sized + Send + Sync + 'static {
         op: ops::ExpertsRow<'_, '_, Self>,
         out: ops::ExpertsOut<'_, Self>,
     ) -> Result<(), BackendError>;
+    /// Adds outputs of some experts to the sums of their rows (`[rows, hidden]`): the same bits as the ops one by one.
+    fn experts_rows(
+        &self,
+        op: ops::ExpertsRows<'_, '_, Self>,
+        work: ops::SweptWork<'_, Self>,
+        sums: &mut Self::Buf,
+    ) -> Result<(), BackendError>;
     /// `out = [rows, width]`: weighted expert outputs in the order given, then the shared expert's.
     fn combine_experts(&self, op: ops::CombineExperts<'_, Self>, out: &mut Self::Buf) -> Result<(), BackendError>;
     /// `best = [1]`: where the largest of `count` values is, the lowest place among equals; -1 if one of them is NaN or infinity, or none is

@@ -402,6 +402,56 @@ pub struct ExpertsOut<'a, B: Backend> {
     pub outputs: &'a mut B::Buf,
 }
 
+/// One routed expert of the rows of a sweep.
+pub struct SweptExpert<'w, B: Backend> {
+    /// `[width, hidden]`.
+    pub gate: B::MatView<'w>,
+    /// `[width, hidden]`.
+    pub up: B::MatView<'w>,
+    /// `[hidden, width]`.
+    pub down: B::MatView<'w>,
+    /// Its assignments.
+    pub assigned: Range<usize>,
+}
+
+/// Some experts on rows of their own: each adds `weight * (down * swiglu(gate * x, up * x))` to the sums of its rows.
+pub struct ExpertsRows<'w, 'a, B: Backend> {
+    /// `[rows, hidden]`.
+    pub x: &'a B::Buf,
+    /// `[assignments]`: the row of each; no expert has a row twice.
+    pub rows: &'a B::Ids,
+    /// Weights in the router's order.
+    pub weights: &'a B::Buf,
+    /// `[assignments]`: where the weight of each is.
+    pub places: &'a B::Ids,
+    /// In the order in which a row adds them; their assignments lie one behind the other.
+    pub experts: &'a [SweptExpert<'w, B>],
+    pub hidden: usize,
+    /// Width of an expert.
+    pub width: usize,
+    pub limit: f32,
+    /// Rows that the work memory holds.
+    pub room: usize,
+}
+
+/// Work memory of [`ExpertsRows`]: what was in it is lost.
+pub struct SweptWork<'a, B: Backend> {
+    /// `[room, hidden]`.
+    pub x: &'a mut B::Buf,
+    /// `[room, width]`.
+    pub gate: &'a mut B::Buf,
+    /// `[room, width]`.
+    pub up: &'a mut B::Buf,
+    /// `[room, hidden]`.
+    pub y: &'a mut B::Buf,
+    /// `[room]`.
+    pub weights: &'a mut B::Buf,
+    /// `[room, hidden]`.
+    pub before: &'a mut B::Buf,
+    /// `[room, hidden]`.
+    pub after: &'a mut B::Buf,
+}
+
 /// Sum of expert outputs.
 pub struct CombineExperts<'a, B: Backend> {
     /// `[rows, k, width]`, summed in this order.

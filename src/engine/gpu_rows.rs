@@ -237,7 +237,7 @@ impl RowExperts<CudaBackend> for RowPass<'_> {
         let [gate, up, _] = parts(layer).map(room);
         let at = (expert_shape(layer, products.limit), [gate, gate + up]);
         self.pass.experts(row, at, (products.x, products.k), products.outputs).map_err(failed)?;
-        if row % SEGMENT != 0 {
+        if !row.is_multiple_of(SEGMENT) {
             return self.serve_told().map(|_| ());
         }
         self.hand_over()?;

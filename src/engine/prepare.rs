@@ -184,6 +184,9 @@ fn tune(
     let base = ReaderOptions { io: options.io, direct: options.direct, ..ReaderOptions::default() };
     let reads = options.is_streaming || !layout.tables.is_empty();
     let mut choice = if reads && options.reader.is_none() { options.probe } else { ProbeChoice::Off };
+    if options.probe == ProbeChoice::Force && !reads {
+        notices.push("note: --probe force measures nothing here: this run reads neither experts nor table rows".into());
+    }
     let room = sys::memory_facts()?.usable();
     if choice != ProbeChoice::Off && room < PROBE_ROOM_MIN {
         notices.push(format!(

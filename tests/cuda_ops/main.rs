@@ -21,6 +21,8 @@ mod rows;
 mod selection;
 #[cfg(feature = "cuda")]
 mod slots;
+#[cfg(feature = "cuda")]
+mod swept;
 
 #[cfg(not(feature = "cuda"))]
 fn main() {

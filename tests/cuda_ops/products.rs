@@ -246,6 +246,12 @@ pub fn cases(rig: &mut Rig) {
         if ty.block_values() == 1 {
             rig.product(ty, (7, 2053), 2, 1, Fast);
             rig.product(ty, (7, 5003), 1, 1, Fast);
+            // Tiles of 16 rows by 32 outputs: full, a row more, columns beyond whole lanes, groups, and outputs that no warp can share.
+            for (outputs, cols, rows, groups) in
+                [(4224, 64, 32, 1), (8456, 2053, 17, 1), (2816, 100, 33, 4), (4228, 96, 32, 1), (512, 5120, 270, 1)]
+            {
+                rig.product(ty, (outputs, cols), rows, groups, Fast);
+            }
         }
     }
     // Shapes of the model: queries, window rows, grouped output, output, shared expert, experts, hyper-connections, router.

@@ -10,6 +10,7 @@ mod combine_experts;
 mod embed;
 mod engram_gate;
 pub mod experts_row;
+pub mod experts_rows;
 mod hc_coefficients;
 mod hc_collapse;
 pub mod hc_enter;
@@ -302,6 +303,15 @@ impl Backend for CpuBackend {
         out: ops::ExpertsOut<'_, Self>,
     ) -> Result<(), BackendError> {
         experts_row::experts_row(self, op, out)
+    }
+
+    fn experts_rows(
+        &self,
+        op: ops::ExpertsRows<'_, '_, Self>,
+        work: ops::SweptWork<'_, Self>,
+        sums: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        experts_rows::experts_rows(self, &op, work, sums, |_, _, _| Ok(()))
     }
 
     fn combine_experts(&self, op: ops::CombineExperts<'_, Self>, out: &mut Vec<f32>) -> Result<(), BackendError> {

@@ -367,6 +367,18 @@ impl Backend for CudaBackend {
         crate::backend::cpu::experts_row::experts_row(self, op, out)
     }
 
+    fn experts_rows(
+        &self,
+        op: ops::ExpertsRows<'_, '_, Self>,
+        work: ops::SweptWork<'_, Self>,
+        sums: &mut CudaBuf,
+    ) -> Result<(), BackendError> {
+        if launch::experts_rows::is_joined(&self.device, self.arithmetic, &op) {
+            return launch::experts_rows::experts_rows(&self.device, &self.rounded, &op, work, sums);
+        }
+        crate::backend::cpu::experts_rows::experts_rows(self, &op, work, sums, |_, _, _| Ok(()))
+    }
+
     fn combine_experts(&self, op: ops::CombineExperts<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
         launch::combine_experts::combine_experts(&self.device, op, out)
     }

@@ -115,24 +115,37 @@ impl<'a, B: Backend> Ahead<'a, B> {
         Ok(())
     }
 
-    /// Waits for `expert`, which was asked for, and hands it to `f`; gives back what is not needed any more.
-    pub fn with<R, E: From<SupplyError>>(
+    /// Waits for the first of `experts` (by rising id, asked for at least that one) and hands it to `f`, together with those next to it that
+    /// need no wait, `most` at most; gives back what is not needed any more. Returns how many there were.
+    pub fn with<E: From<SupplyError>>(
         &mut self,
-        expert: ExpertIdx,
-        f: impl FnOnce(&ExpertMats<'_, B>) -> Result<R, E>,
-    ) -> Result<R, E> {
-        let find = |group: &Group<'_, B>| group.ids.binary_search(&expert).ok();
-        let found = self.held.iter().enumerate().find_map(|(at, group)| Some((at, find(group)?)));
-        let (at, index) = found.expect("experts are asked for before they are used");
+        experts: &[ExpertIdx],
+        most: usize,
+        f: impl FnOnce(&[(ExpertIdx, ExpertMats<'_, B>)]) -> Result<(), E>,
+    ) -> Result<usize, E> {
+        let (at, index) = self.find(experts[0]).expect("experts are asked for before they are used");
         let group = &mut self.held[at];
+        let mut landed = Vec::new();
         while !group.is_ready[index] {
-            let landed = group.lease.next_ready()?.expect("every expert of a lease is handed out");
-            group.is_ready[landed] = true;
+            landed.clear();
+            group.lease.next_batch(&mut landed)?;
+            assert!(!landed.is_empty(), "every expert of a lease is handed out");
+            landed.iter().for_each(|index| group.is_ready[*index] = true);
         }
-        let result = f(&group.lease.mats(index))?;
-        group.unused -= 1;
+        let ready = experts.iter().map_while(|id| self.find(*id).filter(|(at, index)| self.held[*at].is_ready[*index]));
+        let places: Vec<_> = ready.take(most).collect();
+        let mats: Vec<_> =
+            experts.iter().zip(&places).map(|(id, (at, index))| (*id, self.held[*at].lease.mats(*index))).collect();
+        f(&mats)?;
+        drop(mats);
+        places.iter().for_each(|(at, _)| self.held[*at].unused -= 1);
         self.give_back_used();
-        Ok(result)
+        Ok(places.len())
+    }
+
+    /// The group that holds `expert`, and its place there.
+    fn find(&self, expert: ExpertIdx) -> Option<(usize, usize)> {
+        self.held.iter().enumerate().find_map(|(at, group)| Some((at, group.ids.binary_search(&expert).ok()?)))
     }
 
     /// Groups go in the order in which they came: a trace tells only how many of the last requests are held.

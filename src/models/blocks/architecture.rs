@@ -133,8 +133,8 @@ pub trait Architecture<B: Backend>: Sized + 'static {
 pub trait SequenceState<B: Backend, C>: Sized + Send {
     /// An empty state.
     fn new(c: &C, options: &RunnerOptions, backend: &B) -> Result<Self, BackendError>;
-    /// Complete tokens.
-    fn len(&self) -> usize;
+    /// Tokens that went through all layers.
+    fn complete(&self) -> usize;
     /// Forgets all tokens. Buffers keep their bytes: nothing behind the end is ever read.
     fn reset(&mut self);
     /// A sweep of `rows` rows is going to write, whether it ends well or not: keeps a copy of what it may overwrite.

@@ -1,8 +1,6 @@
-//! The expert half of a layer: router, routed experts, shared expert; for one row as experts land, for a sweep one expert at a time.
+//! The expert half of a layer: router, routed experts, shared expert; for one row as experts land, for a sweep some experts at a time.
 //! Never adds in the order in which reads land. Surprising fact: outputs are added by rising expert id and not by falling score, so that a
 //! sweep of any width can add each expert's output as soon as it is made and still get the bits of a single row.
-
-use std::ops::Range;
 
 use super::buffers;
 use super::grouping::Grouping;
@@ -10,6 +8,7 @@ use super::guess::Guess;
 use super::probing::{Place, show, show_ids};
 use super::suffix::Piece;
 use super::sweep::Rows;
+use crate::backend::cpu::experts_rows::experts_rows as one_by_one;
 use crate::backend::{Backend, BackendError, ops};
 use crate::models::ModelError;
 use crate::models::probe::{Point, Probe};
@@ -289,25 +288,18 @@ impl<B: Backend> Moe<'_, B> {
 
     /// One expert of the only row; its output goes to `place`.
     fn expert_row(&mut self, expert: ExpertIdx, mats: &ExpertMats<'_, B>, place: usize) -> Result<(), BackendError> {
-        let w = &mut *self.work;
-        let pair = ops::MatmulPair { a: mats.gate, b: mats.up, x: self.x, rows: 1 };
-        self.backend.matmul_pair(pair, &mut w.expert_gate, &mut w.expert_up)?;
-        self.expert_down(expert, mats, 1)?;
-        let (w, hidden) = (&mut *self.work, self.sizes.hidden);
-        self.backend.copy(&w.expert_y, 0, &mut w.expert_out, place * hidden, hidden)
-    }
-
-    /// The second half of an expert: from `expert_gate` and `expert_up` (`[rows, width]`) to `expert_y`.
-    fn expert_down(&mut self, expert: ExpertIdx, mats: &ExpertMats<'_, B>, rows: usize) -> Result<(), BackendError> {
         let (backend, w, width) = (self.backend, &mut *self.work, self.sizes.width);
-        let op = ops::SwiGlu { up: &w.expert_up, values: rows * width, limit: self.rules.limit };
+        let pair = ops::MatmulPair { a: mats.gate, b: mats.up, x: self.x, rows: 1 };
+        backend.matmul_pair(pair, &mut w.expert_gate, &mut w.expert_up)?;
+        let op = ops::SwiGlu { up: &w.expert_up, values: width, limit: self.rules.limit };
         backend.swiglu(op, &mut w.expert_gate)?;
         if let Some(probe) = self.probe.as_deref_mut().filter(|p| p.wants_expert_mid()) {
-            let mut mid = vec![0.0; rows * width];
+            let mut mid = vec![0.0; width];
             backend.download(&w.expert_gate, 0, &mut mid)?;
             probe.expert_mid(self.layer, expert.0 as usize, width, &mid);
         }
-        backend.matmul(ops::Matmul { w: mats.down, x: &w.expert_gate, rows, groups: 1 }, &mut w.expert_y)
+        backend.matmul(ops::Matmul { w: mats.down, x: &w.expert_gate, rows: 1, groups: 1 }, &mut w.expert_y)?;
+        backend.copy(&w.expert_y, 0, &mut w.expert_out, place * self.sizes.hidden, self.sizes.hidden)
     }
 
     /// The same formula with the resident matrices, for all rows of the pass.
@@ -350,40 +342,49 @@ impl<B: Backend> Moe<'_, B> {
         backend.combine_experts(op, self.y)
     }
 
-    /// One expert of a sweep: its rows (`range` of the grouped ones) in tiles of `chunk`, each tile's outputs added to the sums of its rows.
-    pub fn expert_tiles(
+    /// Some experts of a sweep by rising id, each on its rows, with work memory for `room` rows; outputs are added to the sums of the rows.
+    pub fn experts_rows(
         &mut self,
-        expert: ExpertIdx,
-        mats: &ExpertMats<'_, B>,
-        range: Range<usize>,
-        chunk: usize,
+        experts: &[(ExpertIdx, ExpertMats<'_, B>)],
+        grouping: &Grouping,
+        room: usize,
         carry: &mut MoeCarry<B>,
     ) -> Result<(), BackendError> {
-        let (backend, hidden) = (self.backend, self.sizes.hidden);
-        for first in range.clone().step_by(chunk) {
-            let range = first..range.end.min(first + chunk);
-            let rows = range.len();
-            let w = &mut *self.work;
-            let rows_of = |src, width| ops::MoveRows { src, indices: &carry.group_rows, range: range.clone(), width };
-            backend.gather_rows(rows_of(&carry.x, hidden), &mut w.expert_x)?;
-            let pair = ops::MatmulPair { a: mats.gate, b: mats.up, x: &w.expert_x, rows };
-            backend.matmul_pair(pair, &mut w.expert_gate, &mut w.expert_up)?;
-            self.expert_down(expert, mats, rows)?;
-            let w = &mut *self.work;
-            let weights = ops::MoveRows {
-                src: &carry.router_weights,
-                indices: &carry.group_places,
-                range: range.clone(),
-                width: 1,
-            };
-            backend.gather_rows(weights, &mut w.expert_weights)?;
-            let rows_of = |src, width| ops::MoveRows { src, indices: &carry.group_rows, range: range.clone(), width };
-            backend.gather_rows(rows_of(&carry.sum, hidden), &mut w.sums)?;
-            add(backend, (&w.expert_y, &w.expert_weights), &w.sums, (rows, hidden), self.y)?;
-            let back = ops::MoveRows { src: &*self.y, indices: &carry.group_rows, range, width: hidden };
-            backend.scatter_rows(back, &mut carry.sum)?;
+        let (backend, s, w) = (self.backend, self.sizes, &mut *self.work);
+        let mut swept = Vec::with_capacity(experts.len());
+        for (expert, mats) in experts {
+            let assigned = grouping.range(*expert);
+            swept.push(ops::SweptExpert { gate: mats.gate, up: mats.up, down: mats.down, assigned });
         }
-        Ok(())
+        let op = ops::ExpertsRows {
+            x: &carry.x,
+            rows: &carry.group_rows,
+            weights: &carry.router_weights,
+            places: &carry.group_places,
+            experts: &swept,
+            hidden: s.hidden,
+            width: s.width,
+            limit: self.rules.limit,
+            room,
+        };
+        let work = ops::SweptWork {
+            x: &mut w.expert_x,
+            gate: &mut w.expert_gate,
+            up: &mut w.expert_up,
+            y: &mut w.expert_y,
+            weights: &mut w.expert_weights,
+            before: &mut w.sums,
+            after: self.y,
+        };
+        let Some(probe) = self.probe.as_deref_mut().filter(|p| p.wants_expert_mid()) else {
+            return backend.experts_rows(op, work, &mut carry.sum);
+        };
+        one_by_one(backend, &op, work, &mut carry.sum, |i, rows, mid| {
+            let mut values = vec![0.0; rows * s.width];
+            backend.download(mid, 0, &mut values)?;
+            probe.expert_mid(self.layer, experts[i].0.0 as usize, s.width, &values);
+            Ok(())
+        })
     }
 
     /// Keeps a routed piece for the experts of its sweep, with the sums at zero.

@@ -202,7 +202,7 @@ impl<B: Backend, A: Architecture<B>> Runner<B, A> {
         progress: &mut Progress<'_>,
     ) -> Result<(), ModelError> {
         let (rows, options) = (tokens.len(), self.options);
-        let ctx = ctx(model, &options, (self.state.len(), rows));
+        let ctx = ctx(model, &options, (self.state.complete(), rows));
         let probe = probe.as_mut().map(|p| &mut **p as &mut dyn Probe);
         let layers = SweepRows {
             pass: Pass { ctx, state: &mut self.state, work: &mut self.work, own: &mut self.own, probe },
@@ -238,7 +238,7 @@ impl<B: Backend, A: Architecture<B>> Runner<B, A> {
         mut probe: Option<&mut dyn Probe>,
     ) -> Result<(), ModelError> {
         let options = self.options;
-        let ctx = ctx(model, &options, (self.state.len(), 1));
+        let ctx = ctx(model, &options, (self.state.complete(), 1));
         let probe = probe.as_mut().map(|p| &mut **p as &mut dyn Probe);
         let mut pass = Pass { ctx, state: &mut self.state, work: &mut self.work, own: &mut self.own, probe };
         pass.start(&[token])?;
@@ -301,7 +301,7 @@ impl<B: Backend, A: Architecture<B>> ModelRunner for Runner<B, A> {
     }
 
     fn len(&self) -> usize {
-        self.state.len()
+        self.state.complete()
     }
 
     fn bytes(&self) -> RunnerBytes {

@@ -13,6 +13,9 @@ use crate::models::{LogitSink, ModelError, Progress};
 use crate::obs::spans;
 use crate::units::{ExpertIdx, LayerIdx};
 
+/// Most experts that are computed together, by a processor and by a device that queues them.
+const AT_ONCE: [usize; 2] = [1, 8];
+
 /// What a sweep asks of an architecture. Buffers of a pass hold one piece at a time.
 pub trait Layers<B: Backend> {
     /// The streams of a piece before the first layer.
@@ -155,13 +158,16 @@ impl<B: Backend, L: Layers<B>> Sweep<'_, B, L> {
                 let piece = Piece { first: whole, end: self.rows, kind: PieceKind::Whole };
                 self.layers.moe(layer, piece).shared_expert()?;
             }
-            for (done, expert) in grouping.active.iter().enumerate() {
+            let mut done = 0;
+            while done < grouping.active.len() {
                 self.tell((layer, 1), done, grouping.active.len())?;
                 ahead.ask_from(&grouping.active, done)?;
                 if reads_next && ahead.has_asked(&grouping.active[done..]) {
                     next.ask_unseen(ahead.held())?;
                 }
-                ahead.with(*expert, |mats| self.expert(layer, *expert, mats, &grouping))?;
+                done += ahead.with(&grouping.active[done..], AT_ONCE[usize::from(B::IS_QUEUED)], |experts| {
+                    self.experts(layer, experts, &grouping)
+                })?;
             }
             Ok(())
         })();
@@ -174,16 +180,15 @@ impl<B: Backend, L: Layers<B>> Sweep<'_, B, L> {
         (1..=self.chunk).contains(&(self.rows - self.suffix.layer(layer).whole))
     }
 
-    fn expert(
+    fn experts(
         &mut self,
         layer: usize,
-        expert: ExpertIdx,
-        mats: &ExpertMats<'_, B>,
+        experts: &[(ExpertIdx, ExpertMats<'_, B>)],
         grouping: &Grouping,
     ) -> Result<(), ModelError> {
         let piece = Piece { first: 0, end: self.chunk.min(self.rows), kind: PieceKind::Whole };
         let mut moe = self.layers.moe(layer, piece);
-        Ok(moe.expert_tiles(expert, mats, grouping.range(expert), self.chunk, self.carry)?)
+        Ok(moe.experts_rows(experts, grouping, self.chunk, self.carry)?)
     }
 
     /// The shared expert, and the end of the layer, piece by piece.

@@ -104,7 +104,7 @@ impl<B: Backend> SequenceState<B, Config> for KvState<B> {
         Ok(Self { layers, len: 0, written: 0, slack, spans: Spans::default() })
     }
 
-    fn len(&self) -> usize {
+    fn complete(&self) -> usize {
         self.len
     }
 

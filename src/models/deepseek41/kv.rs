@@ -154,7 +154,7 @@ impl<B: Backend> SequenceState<B, Config> for KvState<B> {
         })
     }
 
-    fn len(&self) -> usize {
+    fn complete(&self) -> usize {
         self.len
     }
 

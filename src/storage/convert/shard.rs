@@ -26,6 +26,10 @@ pub(super) struct SourceFile {
 impl SourceFile {
     pub(super) fn open(path: &Path) -> Result<Arc<Self>, ConvertError> {
         let io = |source| ConvertError::Io { path: path.to_owned(), doing: "cannot open", source };
+        // Opening a pipe would wait for a writer.
+        if !path.metadata().map_err(io)?.is_file() {
+            return Err(io(std::io::Error::other("it is no regular file")));
+        }
         Ok(Arc::new(Self { file: File::open(path).map_err(io)?, path: path.to_owned() }))
     }
 

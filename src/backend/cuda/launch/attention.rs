@@ -1,4 +1,4 @@
-//! Launchers of kernels/attention.cu, one block a head of a row, and of kernels/attention_tiles.cu, one block 32 heads of a row.
+//! Launchers of kernels/attention.cu, one block a head of a row, and of kernels/attention_tiles.cuh, one block 32 heads of a row.
 //! Never looks past the row's own position, and never lets the choice change a bit. Surprising fact: the first starts one warp more than it
 //! needs; it adds up the softmax.
 
@@ -11,7 +11,7 @@ use crate::backend::ops::Attention;
 
 /// Threads that score keys and sum values, see kernels/attention.cu.
 const THREADS: usize = 512;
-/// Heads and threads of a block, the width of a head, and words of shared memory besides those for each key: see kernels/attention_tiles.cu.
+/// Heads and threads of a block, the width of a head, and words of shared memory besides those for each key: see kernels/attention_tiles.cuh.
 const TILE_HEADS: usize = 32;
 const TILE_THREADS: usize = 256;
 const TILE_WIDTH: usize = 512;

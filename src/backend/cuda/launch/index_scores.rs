@@ -1,4 +1,4 @@
-//! Launchers of kernels/index_scores.cu, four threads a key, and of kernels/index_tiles.cu, whose threads share all heads and 64 keys.
+//! Launchers of kernels/index_scores.cu, four threads a key, and of kernels/index_tiles.cuh, whose threads share all heads and 64 keys.
 //! Never scores a key that the row does not see, and never lets the choice change a bit. Surprising fact: blocks beyond the visible keys end
 //! at once.
 
@@ -11,7 +11,7 @@ use crate::backend::ops::{IndexScores, SCORE_STRIDE};
 
 /// Keys of a block.
 const KEYS: usize = 64;
-/// Heads, their width, keys and threads of a block, and its shared memory in bytes: see kernels/index_tiles.cu.
+/// Heads, their width, keys and threads of a block, and its shared memory in bytes: see kernels/index_tiles.cuh.
 const TILE_HEADS: usize = 32;
 const TILE_WIDTH: usize = 128;
 const TILE_KEYS: usize = 8 * 64;

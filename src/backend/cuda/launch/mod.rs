@@ -10,6 +10,7 @@ pub(super) mod embed;
 pub(super) mod engram_gate;
 pub(super) mod expert_gate;
 pub(super) mod experts_row;
+pub(super) mod experts_rows;
 pub(super) mod hc_coefficients;
 pub(super) mod hc_collapse;
 pub(super) mod hc_enter;

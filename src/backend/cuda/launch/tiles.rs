@@ -20,7 +20,7 @@ const ROWS_MIN: usize = 48;
 const ROWS_MIN_WIDE: usize = 16;
 const OUTPUTS_WIDE: usize = 8192;
 /// Weight rows of a tile.
-const WEIGHT_ROWS: usize = 64;
+pub(super) const WEIGHT_ROWS: usize = 64;
 /// Tiles of 128 rows are used from this number of them on: eight for each of 132 multiprocessors, so that few idle at the end.
 const TILES_ENOUGH: usize = 1056;
 /// Rows of the scales from [`round`] come in multiples of this.
@@ -99,7 +99,7 @@ fn height(device: &Device, op: &Matmul<'_, '_, CudaBackend>) -> usize {
 }
 
 /// Bytes of the two steps of a tile; an upper bound of `Step32` and `Step256` in the kernels.
-fn shared_bytes(ty: QuantType, height: usize) -> usize {
+pub(super) fn shared_bytes(ty: QuantType, height: usize) -> usize {
     let rows = 32 << height;
     let step = if ty.block_values() == 32 {
         (rows + WEIGHT_ROWS) * (128 + 4 * 4)

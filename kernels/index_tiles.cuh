@@ -1,6 +1,7 @@
 // Scores of compressed rows for the selection, for many rows: as index_scores.cu, all heads of a row a block, which share its keys.
 // Never scores a key that the row does not see. Surprising fact: what is added over the heads, one after another, is done by a quarter of the
 // threads; it is a tenth of the work.
+#pragma once
 #include "dot_tiles.cuh"
 
 // Width of an index head, keys of a block, and values from one key's products to the next.

@@ -1,6 +1,7 @@
 // Attention of many rows: as attention.cu, 32 heads of a row a block, which share its keys in shared memory.
 // Never adds in another order than attention.cu. Surprising fact: a row's scores lie key by key, so that the heads of eight by eight outputs
 // are two reads for all threads of a warp.
+#pragma once
 #include "dot_tiles.cuh"
 
 // Width of a head, and keys whose values are in shared memory at a time.

@@ -1,0 +1,36 @@
+// Products of several experts, each with rows of its own, in one launch.
+// Never computes otherwise than tiles_256.cuh. Surprising fact: the list of experts travels as a kernel parameter, so nothing is uploaded for it.
+#pragma once
+#include "tiles_256.cuh"
+
+// Matrices and experts of a launch.
+constexpr int JOBS_MAX = 16, JOB_EXPERTS_MAX = 16;
+
+// Matrices of expert e: w[e * matrices] and on; its rows of activations and outputs.
+struct TileJobs {
+    const u8 *w[JOBS_MAX];
+    struct {
+        int first, count;
+    } rows[JOB_EXPERTS_MAX];
+};
+
+// outs: one for each matrix of an expert, [all rows, w_rows]. Grid (tiles of the most rows of an expert, tiles of weight rows, all matrices).
+#define JOBS_HIGH(name, type, high, threads, each) \
+    extern "C" __global__ void __launch_bounds__(threads, each) tiles_jobs_##name##_##high( \
+        const TileJobs jobs, const i8 *codes, const float *scales, const i16 *sums, float *out, float *second, int w_rows, int cols, int matrices \
+    ) { \
+        previous_ended(); \
+        int matrix = blockIdx.z, expert = matrix / matrices; \
+        size_t first = jobs.rows[expert].first; \
+        int count = jobs.rows[expert].count; \
+        if ((int)blockIdx.x * TILE_ROWS<high> >= count) return; \
+        Acts acts{codes + first * cols, scales + first * (cols / 256), sums + first * (cols / 16)}; \
+        float *to = (matrix % matrices ? second : out) + first * w_rows; \
+        tiles_256<type, high>(jobs.w[matrix], acts, to, w_rows, cols, count, 1); \
+    }
+#define JOBS(name, type) JOBS_HIGH(name, type, 2, 128, 3) JOBS_HIGH(name, type, 4, 256, 2)
+JOBS(q2_k, Q2_K)
+JOBS(q3_k, Q3_K)
+JOBS(q4_k, Q4_K)
+JOBS(q6_k, Q6_K)
+JOBS(iq2_xxs, IQ2_XXS)

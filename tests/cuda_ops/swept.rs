@@ -1,0 +1,144 @@
+//! Cases of several experts on rows of their own: batches of every kind, rows that several experts share.
+//! Never lets an expert have a row twice. Surprising fact: sums begin at numbers, so a row that is added to out of turn shows.
+
+use ds4::backend::cpu::matmul::Arithmetic;
+use ds4::backend::{Backend, SharedBytes, ops};
+use ds4::quant::QuantType;
+
+use crate::case::{Case, Clock, Rig};
+use crate::kernels_common::weights;
+use crate::rows::{down, up, up_ids};
+
+struct Swept {
+    types: [QuantType; 2],
+    /// Rows of each expert.
+    counts: Vec<usize>,
+    hidden: usize,
+    width: usize,
+    room: usize,
+    arithmetic: Arithmetic,
+    /// Gate, up and down of each.
+    w: Vec<[SharedBytes; 3]>,
+    x: Vec<f32>,
+    sums: Vec<f32>,
+    weights: Vec<f32>,
+    /// Of each assignment.
+    row_ids: Vec<i32>,
+    places: Vec<i32>,
+}
+
+impl Case for Swept {
+    fn op(&self) -> &'static str {
+        "experts_rows"
+    }
+
+    fn shape(&self) -> String {
+        let [first, second] = self.types;
+        let most = self.counts.iter().max().unwrap_or(&0);
+        let mode = if self.arithmetic == Arithmetic::Fast { "" } else { " exact" };
+        let (count, all) = (self.counts.len(), self.row_ids.len());
+        format!("{count} of {}x{}, {first}, {second}, {all} rows, {most} at most{mode}", self.width, self.hidden)
+    }
+
+    fn limit(&self) -> f64 {
+        // The C library's exp in the SwiGLU may move a code of the second product by one.
+        1e-7
+    }
+
+    fn bytes(&self) -> usize {
+        let w: usize = self.w.iter().flatten().map(|w| w.as_slice().len()).sum();
+        w + 4 * self.row_ids.len() * (2 * self.hidden + 2 * self.width)
+    }
+
+    fn arithmetic(&self) -> Arithmetic {
+        self.arithmetic
+    }
+
+    fn run<B: Backend>(&self, b: &B, clock: &mut Clock) -> Vec<Vec<f32>> {
+        let (hidden, width, room) = (self.hidden, self.width, self.room);
+        let shapes = [(self.types[0], width, hidden), (self.types[0], width, hidden), (self.types[1], hidden, width)];
+        let load = |w: &[SharedBytes; 3]| -> [B::Mat; 3] {
+            std::array::from_fn(|i| b.load(shapes[i].0, shapes[i].1, shapes[i].2, w[i].clone()).unwrap())
+        };
+        let mats: Vec<_> = self.w.iter().map(load).collect();
+        let (x, weights) = (up(b, &self.x), up(b, &self.weights));
+        let (row_ids, places) = (up_ids(b, &self.row_ids), up_ids(b, &self.places));
+        let mut sums = up(b, &self.sums);
+        let lens = [hidden, width, width, hidden, 1, hidden, hidden];
+        let [mut xs, mut gate, mut upper, mut y, mut ws, mut before, mut after] =
+            lens.map(|len| up(b, &vec![f32::NAN; room * len]));
+        let mut op = |sums: &mut B::Buf| {
+            let (mut experts, mut begin) = (Vec::new(), 0);
+            for ([gate, up, down], count) in mats.iter().zip(&self.counts) {
+                let assigned = begin..begin + count;
+                begin += count;
+                experts.push(ops::SweptExpert { gate: b.view(gate), up: b.view(up), down: b.view(down), assigned });
+            }
+            let op = ops::ExpertsRows {
+                x: &x,
+                rows: &row_ids,
+                weights: &weights,
+                places: &places,
+                experts: &experts,
+                hidden,
+                width,
+                limit: 10.0,
+                room,
+            };
+            let (x, gate, up, y) = (&mut xs, &mut gate, &mut upper, &mut y);
+            let work = ops::SweptWork { x, gate, up, y, weights: &mut ws, before: &mut before, after: &mut after };
+            b.experts_rows(op, work, sums).unwrap();
+        };
+        op(&mut sums);
+        let result = down(b, &sums);
+        clock.time(|_| op(&mut sums), || _ = b.download(&x, 0, &mut [0.0]));
+        vec![result]
+    }
+}
+
+impl Rig {
+    fn swept(
+        &mut self,
+        types: [QuantType; 2],
+        (counts, rows, room): (&[usize], usize, usize),
+        (hidden, width): (usize, usize),
+        arithmetic: Arithmetic,
+    ) {
+        let rng = &mut self.rng;
+        let mut make = |ty, rows, cols| SharedBytes::from(weights(rng, ty, rows, cols));
+        let w = counts
+            .iter()
+            .map(|_| [make(types[0], width, hidden), make(types[0], width, hidden), make(types[1], hidden, width)]);
+        let w = w.collect();
+        let all: usize = counts.iter().sum();
+        // Every third row from a start of the expert's own, so that neighbours share rows.
+        let of_expert = |(i, count): (usize, &usize)| {
+            let mut rows: Vec<i32> = (0..*count).map(|r| ((5 * i + r) % rows) as i32).collect();
+            rows.sort_unstable();
+            rows
+        };
+        let row_ids: Vec<i32> = counts.iter().enumerate().flat_map(of_expert).collect();
+        let places = (0..all as i32).rev().collect();
+        let (x, sums, weights) =
+            (self.rng.normals(rows * hidden), self.rng.normals(rows * hidden), self.rng.normals(all));
+        let counts = counts.to_vec();
+        self.check(&Swept { types, counts, hidden, width, room, arithmetic, w, x, sums, weights, row_ids, places });
+    }
+}
+
+pub fn cases(rig: &mut Rig) {
+    use Arithmetic::{Fast, Quality};
+    use QuantType::{IQ2_XXS, Q2_K, Q3_K, Q4_K, Q6_K, Q8_0};
+    let many: [usize; 20] = std::array::from_fn(|i| 20 + 7 * i);
+    for types in [[IQ2_XXS, Q2_K], [Q4_K, Q4_K], [Q3_K, Q6_K], [Q6_K, Q3_K]] {
+        // Experts that share a batch, that fill one, that are cut; more than a launch takes; too few rows for tiles.
+        rig.swept(types, (&[130, 1, 64, 65, 129, 33, 500], 512, 300), (512, 256), Fast);
+        rig.swept(types, (&many, 200, 1000), (256, 512), Fast);
+        rig.swept(types, (&[3, 9, 1], 12, 16), (512, 256), Fast);
+    }
+    rig.swept([Q8_0, Q8_0], (&[40, 30], 64, 64), (512, 256), Fast);
+    rig.swept([Q2_K, Q2_K], (&[40, 30], 64, 64), (512, 256), Quality);
+    // Experts of a model with many and with few.
+    rig.swept([IQ2_XXS, Q2_K], (&[128, 120, 136, 128, 130, 126, 140, 117], 1024, 1024), (5120, 2304), Fast);
+    rig.swept([IQ2_XXS, Q2_K], (&[512], 512, 512), (5120, 2304), Fast);
+}
