@@ -11,7 +11,18 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS, 1) rms_norm(
     const float *row = x + (size_t)blockIdx.x * width;
     float *to = out + (size_t)blockIdx.x * width;
     float factor = block_rms_factor(row, width, eps, tiles);
-    // Unrolled: loads are not held up by stores.
-#pragma unroll 10
-    for (int i = threadIdx.x; i < width; i += SUM_THREADS) to[i] = row[i] * factor * weight[i];
+    for (int first = threadIdx.x; first < width; first += SUM_TILE) {
+        // All loads before the first store, which would hold them up.
+        float v[SUM_EACH];
+#pragma unroll
+        for (int k = 0; k < SUM_EACH; k++) {
+            int i = first + k * SUM_THREADS;
+            v[k] = i < width ? row[i] * factor * weight[i] : 0.0f;
+        }
+#pragma unroll
+        for (int k = 0; k < SUM_EACH; k++) {
+            int i = first + k * SUM_THREADS;
+            if (i < width) to[i] = v[k];
+        }
+    }
 }

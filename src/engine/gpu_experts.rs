@@ -263,11 +263,13 @@ impl GpuExperts {
         way: Upload,
     ) -> Result<(), BackendError> {
         let mut at = slot * self.slot_bytes;
-        for (tensor, mat) in parts(layer).into_iter().zip(mats) {
-            self.backend.store(&self.slab, at, shape(tensor), mat.bytes, way)?;
+        let [gate, up, down] = parts(layer);
+        let placed = [(gate, mats[0]), (up, mats[1]), (down, mats[2])].map(|(tensor, mat)| {
+            let place = (at, shape(tensor), mat.bytes);
             at += room(tensor);
-        }
-        Ok(())
+            place
+        });
+        self.backend.store_together(&self.slab, placed, &self.registered, way)
     }
 }
 

@@ -4,6 +4,7 @@
 
 use std::any::Any;
 use std::fmt::Write as _;
+use std::ops::Range;
 use std::os::raw::c_void;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -286,7 +287,7 @@ impl Device {
         self.is_idle(&self.stream)
     }
 
-    /// Whether all uploads of [`Self::upload_aside`] have ended.
+    /// Whether all uploads of [`Self::upload_span`] have ended.
     pub(super) fn has_uploaded(&self) -> Result<bool, BackendError> {
         self.is_idle(&self.uploads)
     }
@@ -401,7 +402,7 @@ impl Device {
         self.check("an upload", unsafe { result::memcpy_htod_async(at, &src.read()[..len], self.raw_stream()) })
     }
 
-    /// An event for [`Self::mark`] and [`Self::upload_aside`]; nobody waits for it until it is marked.
+    /// An event for [`Self::mark`] and [`Self::upload_span`]; nobody waits for it until it is marked.
     pub(super) fn event(&self) -> Result<CudaEvent, BackendError> {
         self.check("making an event", self.context.new_event(None))
     }
@@ -429,25 +430,29 @@ impl Device {
         self.check("marking a place among kernels", event.record(self.lane(lane)))
     }
 
-    /// Host to device beside the kernels: begins after `free` and the uploads before, and kernels started in `lane` from now on wait for it, by
-    /// way of `arrived`. `clock` are events with times for its beginning and end. `src` as for [`Self::upload`], registered memory until
-    /// [`Self::wait_uploads`].
-    pub(super) fn upload_aside(
+    /// Host to device beside the kernels: `len` bytes at `src`, after `free` and the uploads before; kernels started in `lane` from now on wait for
+    /// it, by way of `arrived`. `clock` are events with times for its beginning and end.
+    ///
+    /// # Safety
+    /// * The bytes can be read; those of registered memory do not change before [`Self::wait_uploads`] has returned.
+    pub(super) unsafe fn upload_span(
         &self,
-        src: &[u8],
+        src: *const u8,
+        len: usize,
         at: u64,
         (free, arrived): (&CudaEvent, &CudaEvent),
         clock: Option<&[CudaEvent; 2]>,
         lane: Lane,
     ) -> Result<(), BackendError> {
         self.bind()?;
-        self.counts.upload_bytes.fetch_add(src.len() as u64, Ordering::Relaxed);
+        self.counts.upload_bytes.fetch_add(len as u64, Ordering::Relaxed);
         self.check("an upload", self.uploads.wait(free))?;
         if let Some([began, _]) = clock {
             self.check("an upload", began.record(&self.uploads))?;
         }
-        // SAFETY: the caller owns `src.len()` bytes at `at`. Pageable host memory is copied before the call returns.
-        self.check("an upload", unsafe { result::memcpy_htod_async(at, src, self.uploads.cu_stream()) })?;
+        // SAFETY: the caller owns `len` bytes at `at` and promises the source. Pageable host memory is copied before the call returns.
+        let started = unsafe { sys::cuMemcpyHtoDAsync_v2(at, src.cast(), len, self.uploads.cu_stream()) };
+        self.check("an upload", started.result())?;
         if let Some([_, ended]) = clock {
             self.check("an upload", ended.record(&self.uploads))?;
         }
@@ -485,7 +490,7 @@ impl Device {
         self.check("waiting for kernels", event.synchronize())
     }
 
-    /// Waits for the uploads of [`Self::upload_aside`], not for kernels.
+    /// Waits for the uploads of [`Self::upload_span`], not for kernels.
     pub fn wait_uploads(&self) -> Result<(), BackendError> {
         self.bind()?;
         self.counts.waits.fetch_add(1, Ordering::Relaxed);
@@ -648,6 +653,11 @@ impl Registered {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Whether all of `span` is in it.
+    pub(super) fn holds(&self, span: &Range<usize>) -> bool {
+        self.start <= span.start && span.end <= self.start + self.len
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaEvent;
 use parking_lot::Mutex;
 
-use super::device::{Device, HostBytes, Lane};
+use super::device::{Device, HostBytes, Lane, Registered};
 use super::launch::Launch;
 use crate::backend::BackendError;
 use crate::quant::QuantType;
@@ -97,6 +97,8 @@ impl MatShape {
 
 /// Bytes of each of the two buffers that file bytes pass through.
 const STAGING: usize = 16 << 20;
+/// Bytes between matrices that are uploaded with them: two changes of alignment.
+const GAPS_MAX: usize = 64 << 10;
 /// Threads that arrange a block.
 const BLOCK_THREADS: usize = 16;
 
@@ -144,7 +146,9 @@ impl Buffer {
 
     /// Uploads `src` to `at` once what uses this buffer has ended; some uploads are timed.
     fn upload(&mut self, device: &Device, src: &[u8], at: u64, way: Upload) -> Result<(), BackendError> {
-        if let (Upload::Aside { is_registered: false }, Some(mut host)) = (way, self.host.take()) {
+        if way == (Upload::Aside { is_registered: false })
+            && let Some(mut host) = self.host.take()
+        {
             // Whatever passed through it last.
             device.wait_for(&self.arrived)?;
             host.write()[..src.len()].copy_from_slice(src);
@@ -156,15 +160,32 @@ impl Buffer {
     }
 
     fn upload_from(&mut self, device: &Device, src: &[u8], at: u64, way: Upload) -> Result<(), BackendError> {
+        // SAFETY: a slice is readable; whoever stores a matrix keeps registered memory.
+        unsafe { self.upload_span(device, (src.as_ptr(), src.len()), at, way) }
+    }
+
+    /// Uploads the bytes at `src`.
+    ///
+    /// # Safety
+    /// As for [`Device::upload_span`].
+    unsafe fn upload_span(
+        &mut self,
+        device: &Device,
+        (src, len): (*const u8, usize),
+        at: u64,
+        way: Upload,
+    ) -> Result<(), BackendError> {
         if self.timed.is_some_and(|bytes| device.note_upload(bytes, &self.clock)) {
             self.timed = None;
         }
         let is_timed = self.timed.is_none() && self.uploads.is_multiple_of(TIMED_EVERY);
         self.uploads += 1;
         if is_timed {
-            self.timed = Some(src.len() as u64);
+            self.timed = Some(len as u64);
         }
-        device.upload_aside(src, at, (&self.free, &self.arrived), is_timed.then_some(&self.clock), way.lane())
+        let (events, clock) = ((&self.free, &self.arrived), is_timed.then_some(&self.clock));
+        // SAFETY: the caller's promise.
+        unsafe { device.upload_span(src, len, at, events, clock, way.lane()) }
     }
 }
 
@@ -182,6 +203,21 @@ impl Buffers {
             none => Ok(none.insert(Self { both: [Buffer::new(device)?, Buffer::new(device)?], turn: 0 })),
         }
     }
+}
+
+/// Starts the kernel that arranges `blocks` blocks of a matrix, from number `first` on.
+fn arrange(
+    device: &Device,
+    (kernel, shape): (&'static str, MatShape),
+    (from, to): (u64, u64),
+    (first, blocks): (usize, usize),
+    lane: Lane,
+) -> Result<(), BackendError> {
+    let launch = Launch::new(device, kernel, [(blocks * BLOCK_THREADS).div_ceil(256), 1, 1], 256);
+    let launch = launch.lane(lane).pointer(from).pointer(to).long(first).long(blocks);
+    let launch = launch.int(shape.rows).int(shape.cols / shape.ty.block_values());
+    // SAFETY: the parameters of the arranging kernels: `blocks` blocks in the buffer, a whole matrix at `to`, which the caller owns.
+    unsafe { launch.start() }
 }
 
 /// Brings matrices from the layout of files into that of the device.
@@ -203,6 +239,39 @@ impl Stager {
             }
         }
         Ok(())
+    }
+
+    /// Writes matrices that lie close together in one piece of registered memory by a single upload: `false`, and nothing is done, where they do
+    /// not. As [`Self::store`] of each otherwise.
+    pub(super) fn store_together(
+        &self,
+        device: &Arc<Device>,
+        registered: &[Registered],
+        parts: &[(MatShape, &[u8], u64)],
+        way: Upload,
+    ) -> Result<bool, BackendError> {
+        let starts = || parts.iter().map(|(_, src, _)| src.as_ptr() as usize);
+        let Some(start) = starts().min() else { return Ok(true) };
+        let end = starts().zip(parts).map(|(at, (_, src, _))| at + src.len()).max().unwrap_or(start);
+        let bytes: usize = parts.iter().map(|(_, src, _)| src.len()).sum();
+        let is_close = end - start <= STAGING.min(bytes + GAPS_MAX);
+        let kernels: Option<Vec<_>> = parts.iter().map(|(shape, ..)| shape.arranger()).collect();
+        let (true, Some(kernels)) = (is_close && registered.iter().any(|r| r.holds(&(start..end))), kernels) else {
+            return Ok(false);
+        };
+        let mut buffers = self.buffers.lock();
+        let buffers = Buffers::of(&mut buffers, device)?;
+        let buffer = &mut buffers.both[buffers.turn];
+        buffers.turn ^= 1;
+        let first = std::ptr::with_exposed_provenance::<u8>(start);
+        // SAFETY: one piece of registered memory holds the span; the device alone reads it, the gaps too, whose bytes nobody looks at.
+        unsafe { buffer.upload_span(device, (first, end - start), buffer.bytes.at, way)? };
+        for ((shape, src, to), kernel) in parts.iter().zip(kernels) {
+            let from = buffer.bytes.at + (src.as_ptr() as usize - start) as u64;
+            let blocks = src.len() / shape.ty.block_bytes();
+            arrange(device, (kernel, *shape), (from, *to), (0, blocks), way.lane())?;
+        }
+        device.mark(&buffer.free, way.lane()).map(|()| true)
     }
 
     /// Writes the matrix in `src` to `to`. Registered memory must not change before [`Device::wait_uploads`] has returned.
@@ -235,11 +304,7 @@ impl Stager {
             buffers.turn ^= 1;
             let from = buffer.bytes.at;
             buffer.upload(device, &src[first * block..(first + blocks) * block], from, way)?;
-            let launch = Launch::new(device, kernel, [(blocks * BLOCK_THREADS).div_ceil(256), 1, 1], 256);
-            let launch = launch.lane(lane).pointer(from).pointer(to).long(first).long(blocks);
-            let launch = launch.int(shape.rows).int(shape.cols / shape.ty.block_values());
-            // SAFETY: the parameters of the arranging kernels: `blocks` blocks in the buffer, a whole matrix at `to`, which the caller owns.
-            unsafe { launch.start()? };
+            arrange(device, (kernel, shape), (from, to), (first, blocks), lane)?;
             device.mark(&buffer.free, lane)?;
         }
         Ok(())

@@ -121,6 +121,28 @@ impl CudaBackend {
         self.stager.store(&self.device, shape, src, slab.bytes.at + at as u64, way)
     }
 
+    /// As [`Self::store`] of each `(at, shape, src)`, by one upload where `src` lie together in one of `registered`.
+    ///
+    /// # Errors
+    /// As for [`Self::store`].
+    pub fn store_together(
+        &self,
+        slab: &CudaSlab,
+        parts: [(usize, MatShape, &[u8]); 3],
+        registered: &[Registered],
+        way: Upload,
+    ) -> Result<(), BackendError> {
+        for (at, shape, src) in parts {
+            self.check_bytes(shape, src.len())?;
+            assert!(at.is_multiple_of(SLAB_ALIGN) && at + src.len() <= slab.len(), "a matrix inside the slab");
+        }
+        let placed = parts.map(|(at, shape, src)| (shape, src, slab.bytes.at + at as u64));
+        if self.stager.store_together(&self.device, registered, &placed, way)? {
+            return Ok(());
+        }
+        placed.into_iter().try_for_each(|(shape, src, to)| self.stager.store(&self.device, shape, src, to, way))
+    }
+
     /// The matrix that [`Self::store`] wrote to `at`.
     pub fn stored<'a>(&self, slab: &'a CudaSlab, at: usize, shape: MatShape) -> CudaView<'a> {
         assert!(shape.bytes().is_some_and(|bytes| at + bytes <= slab.len()), "a matrix inside the slab");
