@@ -6,9 +6,7 @@
 #include "float_tiles.cuh"
 #include "matmul_row.cuh"
 #include "quantise.cuh"
-#include "tiles_256.cuh"
 #include "tiles_jobs.cuh"
-#include "tiles_32.cuh"
 
 // Codes of x with one scale for each BLOCK values, and sums of 16 codes.
 // x: [rows, cols]; codes: [rows, cols]; scales: [rows, cols / BLOCK]; sums: [rows, cols / 16]. Grid (warps of a row, rows).
