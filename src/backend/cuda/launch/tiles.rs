@@ -58,9 +58,14 @@ pub(super) struct Size {
     pub(super) cols: usize,
 }
 
+/// `rows` as scales come.
+pub(super) fn padded_rows(rows: usize) -> usize {
+    rows.next_multiple_of(ROWS_PADDED)
+}
+
 impl Size {
     pub(super) fn padded(self) -> usize {
-        self.rows.next_multiple_of(ROWS_PADDED)
+        padded_rows(self.rows)
     }
 }
 
