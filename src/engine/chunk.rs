@@ -30,7 +30,9 @@ pub(super) fn chunk_rows(
         (None, None) => CHUNK_DEFAULT,
         // Work memory is in both plans, whichever is the smaller counts.
         (None, Some(free)) => widest(Bytes(free.0.saturating_sub(resident.0).min(host.0)), |chunk| {
-            config.runner_bytes(&RunnerOptions::new(ctx, chunk.min(ctx))).scratch
+            let bytes = config.runner_bytes(&RunnerOptions::new(ctx, chunk.min(ctx)));
+            // The rings of the state hold a chunk beyond their window.
+            bytes.kv.saturating_add(bytes.scratch)
         }),
     };
     Ok(chunk.min(ctx))

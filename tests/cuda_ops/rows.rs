@@ -265,14 +265,8 @@ case!(Decode, "decode_rows", 0.0, |c, b, clock| {
     let (rows, width) = (c.n[0], c.n[1]);
     // Codes and scales that are numbers, every one of them somewhere.
     let byte = |i: usize| {
-        let (at, mixed) = (i % (width + width / 32), (i as u32).wrapping_mul(0x9e37_79b1) >> 24);
-        if at >= width {
-            (mixed % 247) as u8
-        } else if mixed & 0x7f == 0x7f {
-            0x7e
-        } else {
-            mixed as u8
-        }
+        let (at, mixed) = (i % (width + width / 32), c.v[0][i % c.v[0].len()] as u8);
+        if at >= width { mixed % 247 } else if mixed & 0x7f == 0x7f { 0x7e } else { mixed }
     };
     let bytes: Vec<u8> = (0..rows * (width + width / 32)).map(byte).collect();
     let words = up_ids(b, &bytemuck::pod_collect_to_vec::<u8, i32>(&bytes));
@@ -401,7 +395,9 @@ fn decodes(rig: &mut Rig) {
     for (rows, width) in [(24, 256), (1, 32), (5, 96), (49_152, 256)] {
         let shape = format!("{rows}x{width}");
         let bytes = rows * (width + width / 32 + 4 * width);
-        rig.check(&Decode { shape, bytes, n: vec![rows, width], v: Vec::new() });
+        // A length that no row has a whole number of.
+        let v = vec![(0..65_537).map(|_| (rig.rng.next() % 256) as f32).collect()];
+        rig.check(&Decode { shape, bytes, n: vec![rows, width], v });
     }
 }
 
