@@ -2,6 +2,7 @@
 //! Never waits: the times come to the host behind the last gate, ahead of the token. Surprising fact: the kernels write them always; only
 //! passes whose time is taken fetch them.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -43,19 +44,18 @@ fn stalled_ns(words: &[u64]) -> u64 {
     layers(words).map(|layer| layer.opened.saturating_sub(layer.looked)).sum()
 }
 
-/// What is drawn of a pass: row, name, layer by place, beginning and end.
-fn stretches(words: &[u64]) -> Vec<(Row, &'static str, usize, [u64; 2])> {
-    let mut found = Vec::new();
-    let mut before = None;
+/// What is drawn of a pass that had `begun`: row, name, layer by place, beginning and end.
+fn stretches(begun: u64, words: &[u64]) -> Vec<(Row, &'static str, usize, [u64; 2])> {
+    let (mut found, mut before) = (Vec::new(), begun);
     for (place, layer) in layers(words).enumerate() {
-        if let Some(before) = before {
-            found.push((Row::GpuLayers, "experts, attention", place, [before, layer.chosen]));
-        }
+        // The kernels between the experts of one layer and the next router stamp nothing.
+        let what = if place == 0 { "attention" } else { "experts, attention" };
+        found.push((Row::GpuLayers, what, place, [before, layer.chosen]));
         found.push((Row::GpuLayers, "shared expert", place, [layer.chosen, layer.looked]));
         if layer.opened.saturating_sub(layer.looked) >= OPEN_NS {
             found.push((Row::GpuWaits, "experts", place, [layer.looked, layer.opened]));
         }
-        before = Some(layer.opened);
+        before = layer.opened;
     }
     found
 }
@@ -75,8 +75,17 @@ impl GateTimes {
         self.names = names;
     }
 
-    pub(super) fn name(&self, layer: usize) -> u16 {
+    fn name(&self, layer: usize) -> u16 {
         self.names.get(layer).copied().unwrap_or(u16::MAX)
+    }
+
+    /// The name of ops that begin with layer `layers.start` or, if there is none among them, follow the one before.
+    pub(super) fn name_of(&self, layers: Range<usize>) -> String {
+        match layers.len() {
+            0 => format!("after layer {}", self.name(layers.start.saturating_sub(1))),
+            1 => format!("layer {}", self.name(layers.start)),
+            _ => format!("layers {} to {}", self.name(layers.start), self.name(layers.end - 1)),
+        }
     }
 
     /// Where kernels write the times of `layer`.
@@ -119,7 +128,7 @@ impl GateTimes {
         let Some((stamp, words)) = words.split_last() else { return };
         let moment =
             |ns: u64| -> Option<Instant> { stamped.checked_add(Duration::from_nanos(ns.checked_sub(*stamp)?)) };
-        for (row, what, place, [from, to]) in stretches(words) {
+        for (row, what, place, [from, to]) in stretches(*stamp, words) {
             if let (Some(at), Some(took)) = (moment(from), to.checked_sub(from)) {
                 let detail = Detail { layer: Some(self.name(place)), ..Detail::default() };
                 spans::tell(row, what, (at, Duration::from_nanos(took)), detail);
@@ -144,11 +153,12 @@ mod tests {
     #[test]
     fn a_layer_is_drawn_from_gate_to_choice_to_gate() {
         let halves = [
+            (Row::GpuLayers, "attention", 0, [1_000, 10_000]),
             (Row::GpuLayers, "shared expert", 0, [10_000, 15_000]),
             (Row::GpuLayers, "experts, attention", 1, [15_200, 90_000]),
             (Row::GpuLayers, "shared expert", 1, [90_000, 96_000]),
             (Row::GpuWaits, "experts", 1, [96_000, 146_000]),
         ];
-        assert_eq!(stretches(&WORDS), halves);
+        assert_eq!(stretches(1_000, &WORDS), halves);
     }
 }

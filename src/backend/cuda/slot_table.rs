@@ -153,7 +153,7 @@ pub struct SlotPass<'a> {
     is_over: bool,
     /// Ops that were recorded and not started.
     recorded: Option<Recorded>,
-    /// Layers whose choice was asked for, those of them that the device was given.
+    /// Layers whose choice was asked for, and those of them that the device was given.
     chosen: Cell<[usize; 2]>,
     /// When the host found for the first time that a choice was not told, if it has done nothing since but look again.
     looking: Cell<Option<Instant>>,
@@ -241,11 +241,7 @@ impl SlotPass<'_> {
         let mut recorded = device.end_recording()?;
         let [next, first] = self.chosen.get();
         if device.is_timed() && spans::is_wanted() {
-            let first = self.table.times.name(first);
-            recorded.what = Cow::Owned(match next.checked_sub(1).map(|last| self.table.times.name(last)) {
-                Some(last) if last > first => format!("layers {first} to {last}"),
-                _ => format!("layer {first}"),
-            });
+            recorded.what = Cow::Owned(self.table.times.name_of(first..next));
         }
         self.chosen.set([next; 2]);
         self.looking.set(None);
