@@ -30,6 +30,8 @@ const ROWS: [Row; 10] = [
     Row::Reads,
     Row::Clock,
 ];
+/// In microseconds: sums of times are rounded, and neighbours must not seem to overlap by that.
+const NANOSECOND: f64 = 1e-3;
 /// Tracks of one row, at most.
 const LANES_MAX: usize = 1000;
 
@@ -52,7 +54,7 @@ impl Writing {
 
     /// Draws a stretch of `row` in the first lane that was free by then.
     fn draw(&mut self, row: usize, (at, took): (f64, f64), what: &str, args: Map<String, Value>) {
-        let free = self.lanes[row].iter().position(|end| *end <= at);
+        let free = self.lanes[row].iter().position(|end| *end <= at + NANOSECOND);
         let lane = free.unwrap_or_else(|| self.lanes[row].len().min(LANES_MAX - 1));
         let track = row * LANES_MAX + lane;
         if lane == self.lanes[row].len() {

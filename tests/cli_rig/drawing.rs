@@ -57,8 +57,8 @@ pub fn drawn(path: &Path) -> HashMap<String, Vec<Drawn>> {
         let mut ends = HashMap::new();
         for s in stretches {
             let end = ends.insert(s.lane, s.at + s.took).unwrap_or(0.0);
-            // Sums of microseconds are rounded in the ninth place after the point.
-            assert!(end <= s.at + 1e-6, "{row}: {s:?} begins before {end}");
+            // Neighbours may overlap by what sums are rounded to.
+            assert!(end <= s.at + 1e-3, "{row}: {s:?} begins before {end}");
         }
     }
     rows
