@@ -266,7 +266,13 @@ case!(Decode, "decode_rows", 0.0, |c, b, clock| {
     // Codes and scales that are numbers, every one of them somewhere.
     let byte = |i: usize| {
         let (at, mixed) = (i % (width + width / 32), c.v[0][i % c.v[0].len()] as u8);
-        if at >= width { mixed % 247 } else if mixed & 0x7f == 0x7f { 0x7e } else { mixed }
+        if at >= width {
+            mixed % 247
+        } else if mixed & 0x7f == 0x7f {
+            0x7e
+        } else {
+            mixed
+        }
     };
     let bytes: Vec<u8> = (0..rows * (width + width / 32)).map(byte).collect();
     let words = up_ids(b, &bytemuck::pod_collect_to_vec::<u8, i32>(&bytes));
