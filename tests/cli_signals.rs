@@ -5,7 +5,7 @@
 mod cli_rig;
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cli_rig::made_models::b;
 use cli_rig::{Live, command, names_in, scratch};
@@ -38,6 +38,30 @@ fn in_prefill() {
     let ran = run.end();
     ran.failed(1, &["interrupted"]);
     assert_eq!(names_in(&folder), ["stats-json", "tokens"], "dumps of what never came are not written");
+}
+
+#[test]
+fn in_a_window_of_a_text() {
+    let text = scratch("window").join("text");
+    std::fs::write(&text, "a tall man in a black coat ".repeat(300)).unwrap();
+    let begin = || {
+        let mut run = command();
+        let slow = ["--quality", "--simd", "scalar", "-t", "1", "--prefill-chunk", "32768", "-c", "4096"];
+        run.arg("-m").arg(b()).args(slow).arg("--perplexity-file").arg(&text);
+        let mut live = Live::start(&mut run);
+        live.wait_for("decode bound");
+        (live, Instant::now())
+    };
+    let (whole, begun) = begin();
+    whole.end().ok();
+    let took = begun.elapsed();
+    let (cut, _) = begin();
+    // Well into the only pass.
+    std::thread::sleep(took / 4);
+    let asked = Instant::now();
+    cut.interrupt();
+    cut.end().failed(1, &["interrupted"]);
+    assert!(asked.elapsed() < took / 3, "{:?} of {took:?}", asked.elapsed());
 }
 
 #[test]

@@ -113,7 +113,7 @@ pub fn run(args: &TuneArgs) -> Result<String, CliError> {
     let sampler = Sampler::new(sampler).map_err(CliError::usage)?;
     let scratch = tempfile::tempdir().map_err(|e| CliError::failed(format!("cannot make a scratch folder: {e}")))?;
     let trace = args.keep_trace.clone().unwrap_or_else(|| scratch.path().join("routes"));
-    let interrupt = Interrupt::listen().map_err(CliError::failed)?;
+    let interrupt = Interrupt::listen().map_err(|e| CliError::failed(format!("cannot listen for signals: {e}")))?;
     let engine = open::open(&options, &interrupt)?;
     let timings = record(args, &engine, sampler, &interrupt, &text, &trace)?;
     let measured = measured(args, &engine, &timings)?;

@@ -18,7 +18,7 @@ use crate::engine::options::EngineOptions;
 use crate::models::probe::Probe;
 use crate::session::importance::Collector;
 use crate::session::perplexity;
-use crate::session::timeline::{Flow, Timeline, Watcher};
+use crate::session::timeline::{Flow, StopAsked, Timeline, Watcher};
 use crate::storage::convert::write_importance;
 
 /// Flags of `ds4-gguf imatrix`.
@@ -62,6 +62,10 @@ impl Watcher for Collecting<'_> {
             ControlFlow::Continue(()) => Flow::Continue,
             ControlFlow::Break(()) => Flow::Stop,
         }
+    }
+
+    fn stop_asked(&self) -> Option<StopAsked> {
+        Some(self.interrupt.asked_in_passes())
     }
 
     fn has_probe(&self) -> bool {
