@@ -5,7 +5,7 @@
 mod cli_rig;
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cli_rig::made_models::b;
 use cli_rig::{Live, command, names_in, scratch};
@@ -41,27 +41,16 @@ fn in_prefill() {
 }
 
 #[test]
-fn in_a_window_of_a_text() {
+fn in_the_only_window_of_a_text() {
     let text = scratch("window").join("text");
-    std::fs::write(&text, "a tall man in a black coat ".repeat(300)).unwrap();
-    let begin = || {
-        let mut run = command();
-        let slow = ["--quality", "--simd", "scalar", "-t", "1", "--prefill-chunk", "32768", "-c", "4096"];
-        run.arg("-m").arg(b()).args(slow).arg("--perplexity-file").arg(&text);
-        let mut live = Live::start(&mut run);
-        live.wait_for("decode bound");
-        (live, Instant::now())
-    };
-    let (whole, begun) = begin();
-    whole.end().ok();
-    let took = begun.elapsed();
-    let (cut, _) = begin();
-    // Well into the only pass.
-    std::thread::sleep(took / 4);
-    let asked = Instant::now();
-    cut.interrupt();
-    cut.end().failed(1, &["interrupted"]);
-    assert!(asked.elapsed() < took / 3, "{:?} of {took:?}", asked.elapsed());
+    std::fs::write(&text, "a tall man in a black coat ".repeat(100)).unwrap();
+    let slow = ["--quality", "--simd", "scalar", "-t", "1", "--prefill-chunk", "32768", "-c", "4096"];
+    let mut run = Live::start(command().arg("-m").arg(b()).args(slow).arg("--perplexity-file").arg(&text));
+    run.wait_for("decode bound");
+    std::thread::sleep(Duration::from_millis(50));
+    run.interrupt();
+    // A pass that nobody can stop would be followed by its result.
+    run.end().failed(1, &["interrupted"]);
 }
 
 #[test]
