@@ -60,7 +60,7 @@ pub fn run(
         let _ = editor.load_history(path);
     }
     let trace = cli.diagnosis.trace_routes.as_deref();
-    let recording = trace.map(|path| TraceFile::begin(path, engine)).transpose()?;
+    let recording = trace.map(|path| TraceFile::begin("--trace-routes", path, engine)).transpose()?;
     let mut repl = Repl::new(cli, engine, sampler, interrupt)?;
     saved.map_or(Ok(()), |saved| repl.restore(saved))?;
     let mut piped = piped()?;

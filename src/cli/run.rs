@@ -183,7 +183,7 @@ impl Dumps {
         Ok(Self {
             logits: args.dump_logits.as_deref().map(create).transpose()?,
             logprobs: args.dump_logprobs.as_ref().map(|_| LogprobsFile::new(model)),
-            routes: args.trace_routes.as_deref().map(|p| TraceFile::begin(p, engine)).transpose()?,
+            routes: args.trace_routes.as_deref().map(|p| TraceFile::begin("--trace-routes", p, engine)).transpose()?,
         })
     }
 
