@@ -168,3 +168,33 @@ fn a_gpu_in_the_hosts_memory_has_one_cache() {
         "given sizes are kept"
     );
 }
+
+#[test]
+fn attention_runs_on_tensor_cores_unless_sums_are_exact() {
+    let place = scratch("gpu-sums");
+    let model = place.join("wide.gguf");
+    let mut synth = Command::new(env!("CARGO_BIN_EXE_ds4-gguf"));
+    synth.args(["synth", "--shape", "small", "--dim", "head_dim=512", "--dim", "num_attention_heads=16", "-o"]);
+    assert!(synth.arg(&model).output().unwrap().status.success());
+    // Attentions, and those on tensor cores.
+    let counts = |name: &str, model: &Path, more: &[&str]| {
+        let path = place.join(format!("{name}.json"));
+        let mut command = on_stub(&[], &ASK)?;
+        command.args(["-m", model.to_str().unwrap(), "--no-graph", "--stats-json", path.to_str().unwrap()]).args(more);
+        let ran = finish(&mut command).ok();
+        let gpu = &json(&path)["gpu"];
+        let [all, on_tensor_cores] = ["attentions", "tensor_attentions"].map(|name| gpu[name].as_u64().unwrap());
+        let sums = gpu["sums"].as_str().unwrap().to_owned();
+        let told = format!("{on_tensor_cores} of {all} attentions on tensor cores (sums: {sums})");
+        assert!(ran.stderr.contains(&told), "{}", ran.stderr);
+        Some((all, on_tensor_cores, sums))
+    };
+    let Some((all, on_tensor_cores, sums)) = counts("default", &model, &[]) else { return };
+    assert_eq!((on_tensor_cores, sums.as_str()), (all, "fast"));
+    assert!(all > 0);
+    assert_eq!(counts("exact", &model, &["--gpu-sums", "exact"]), Some((all, 0, "exact".into())));
+    // Rows of more bits, and heads of another width.
+    assert_eq!(counts("unrounded", &model, &["--kv-exact"]), Some((all, 0, "fast".into())));
+    let (_, narrow, _) = counts("narrow", b(), &["--gpu-sums", "fast"]).unwrap();
+    assert_eq!(narrow, 0);
+}
