@@ -203,12 +203,12 @@ __device__ __forceinline__ void attend_mma(
     };
     fetch(0);
 #pragma unroll 1
-    for (int h = tid / 16; h < HEADS; h += MMA_THREADS / 16) {
-        float *of = weights + h * WEIGHT_STRIDE;
-        float total = soften(
-            tid % 16, steps * STEP, sinks[first_head + h], [&](int i) { return of[i]; }, [&](int i, float weight) { of[i] = weight; }
+    for (int h = warp; h < HEADS; h += MMA_WARPS) {
+        float *of = weights + h * WEIGHT_STRIDE + lane;
+        float total = soften<0>(
+            steps * STEP, sinks[first_head + h], [&](int i) { return of[i * 32]; }, [&](int i, float weight) { of[i * 32] = weight; }
         );
-        if (tid % 16 == 0) totals[h] = total;
+        if (lane == 0) totals[h] = total;
     }
     __syncthreads();
     keep(0);

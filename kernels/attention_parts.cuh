@@ -106,21 +106,27 @@ struct Keys {
     }
 };
 
-// Weights of a head and their sum, by 16 neighbouring threads of which this is number `lane`: scores become weights. score(i) and put(i, weight) for
-// i = lane, lane + 16, .. below `count`, a multiple of 16. A score of minus infinity is no key.
-template <typename Score, typename Put>
-__device__ __forceinline__ float soften(int lane, int count, float sink, Score score, Put put) {
-    float peak = sink;
-    for (int i = lane; i < count; i += 16) peak = fmaxf(peak, score(i));
+// Weights of a head and their sum, by a warp: scores become weights. score(i) and put(i, weight) for `i` below `count`, turn by turn; a score of minus
+// infinity is no key. TURNS: most keys of a thread, for a loop that is unrolled, or 0.
+template <int TURNS, typename Score, typename Put>
+__device__ __forceinline__ float soften(int count, float sink, Score score, Put put) {
+    int lane = threadIdx.x % 32, turns = TURNS > 0 ? TURNS : (count + 31) / 32;
+    float peak = sink, sum = 0.0f;
 #pragma unroll
-    for (int step = 8; step > 0; step /= 2) peak = fmaxf(peak, __shfl_xor_sync(FULL, peak, step));
-    float sum = 0.0f;
-    for (int i = lane; i < count; i += 16) {
-        float weight = expf(score(i) - peak);
-        put(i, weight);
-        sum += weight;
+    for (int i = 0; i < turns; i++) {
+        if (i * 32 + lane < count) peak = fmaxf(peak, score(i));
     }
 #pragma unroll
-    for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(FULL, sum, step);
+    for (int step = 16; step > 0; step /= 2) peak = fmaxf(peak, __shfl_xor_sync(FULL, peak, step));
+#pragma unroll
+    for (int i = 0; i < turns; i++) {
+        if (i * 32 + lane < count) {
+            float weight = expf(score(i) - peak);
+            put(i, weight);
+            sum += weight;
+        }
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(FULL, sum, step);
     return sum + expf(sink - peak);
 }

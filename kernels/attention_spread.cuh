@@ -4,7 +4,7 @@
 #pragma once
 #include "attention_parts.cuh"
 
-constexpr int SPREAD_THREADS = 256, SPREAD_WARPS = SPREAD_THREADS / 32, SPREAD_KEYS = 24, SPREAD_TILES = SPREAD_KEYS / 8, SPREAD_CHANNELS = 16;
+constexpr int SPREAD_THREADS = 256, SPREAD_WARPS = SPREAD_THREADS / 32, VALUE_THREADS = 512, VALUE_WARPS = VALUE_THREADS / 32, SPREAD_KEYS = 24, SPREAD_TILES = SPREAD_KEYS / 8, SPREAD_CHANNELS = 16;
 constexpr int SPREAD_STEPS = 40, SPREAD_STRIDE = SPREAD_STEPS * STEP + 16;
 
 // scores: [rows, heads, stride], stride = window_len + k as whole steps; minus infinity behind the last key.
@@ -62,8 +62,9 @@ extern "C" __global__ void __launch_bounds__(SPREAD_THREADS, 1) attention_scores
     }
 }
 
-// out: [rows, heads, HEAD_WIDTH]. Grid (HEAD_WIDTH / SPREAD_CHANNELS, heads / 16, rows). Shared: SPREAD_STEPS * 1,024 bytes, and as much for weights.
-extern "C" __global__ void __launch_bounds__(SPREAD_THREADS, 1) attention_values(
+// out: [rows, heads, HEAD_WIDTH]. Grid (HEAD_WIDTH / SPREAD_CHANNELS, heads / 16, rows), VALUE_THREADS threads.
+// Shared: SPREAD_STEPS * 1,024 bytes, and weights: 16 * SPREAD_STRIDE values.
+extern "C" __global__ void __launch_bounds__(VALUE_THREADS, 1) attention_values(
     const float *scores, const float *window, const float *compressed, const int *selected, const float *sinks, float *out, int heads, int stride,
     int window_slots, int window_len, int k, int first_pos
 ) {
@@ -71,80 +72,67 @@ extern "C" __global__ void __launch_bounds__(SPREAD_THREADS, 1) attention_values
     extern __shared__ float4 dynamic[];
     __shared__ u64 rows[SPREAD_STEPS * STEP];
     __shared__ float totals[16];
-    constexpr int EACH = SPREAD_STEPS / SPREAD_WARPS;
+    constexpr int EACH = (SPREAD_STEPS + VALUE_WARPS - 1) / VALUE_WARPS, TURNS = SPREAD_STEPS * STEP / 32;
+    constexpr int ROWS_EACH = (SPREAD_STEPS * STEP + VALUE_THREADS - 1) / VALUE_THREADS;
     float4 *products = dynamic;
     float *weights = (float *)(dynamic + SPREAD_STEPS * 64);
     int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, g = lane / 4, t = lane % 4, first_head = blockIdx.y * 16;
     size_t r = blockIdx.z;
     Keys list(window, compressed, selected, r, window_slots, window_len, k, first_pos);
 
-    // Scores are on their way first.
-    const float *mine = scores + (r * heads + first_head + tid / 16) * stride + tid % 16;
-    float score[SPREAD_STEPS];
+    // A warp a head: its scores are on their way first.
+    const float *mine = scores + (r * heads + first_head + warp) * stride + lane, *first = list.at(0, k), *row[ROWS_EACH];
+    float score[TURNS], sink = sinks[first_head + warp];
 #pragma unroll
-    for (int i = 0; i < SPREAD_STEPS; i++) score[i] = i * STEP < stride ? mine[i * STEP] : __uint_as_float(0xff800000u);
-    constexpr int ROWS_EACH = (SPREAD_STEPS * STEP + SPREAD_THREADS - 1) / SPREAD_THREADS;
-    const float *first = list.at(0, k), *row[ROWS_EACH];
+    for (int i = 0; i < TURNS; i++) score[i] = i * 32 + lane < stride ? mine[i * 32] : __uint_as_float(0xff800000u);
 #pragma unroll
-    for (int i = 0; i < ROWS_EACH; i++) row[i] = i * SPREAD_THREADS + tid < stride ? list.at(i * SPREAD_THREADS + tid, k) : nullptr;
+    for (int i = 0; i < ROWS_EACH; i++) row[i] = i * VALUE_THREADS + tid < stride ? list.at(i * VALUE_THREADS + tid, k) : nullptr;
     int keys = 0;
 #pragma unroll
     for (int i = 0; i < ROWS_EACH; i++) {
-        if (i * SPREAD_THREADS + tid < stride) rows[i * SPREAD_THREADS + tid] = (u64)(row[i] ? row[i] : first);
+        if (i * VALUE_THREADS + tid < stride) rows[i * VALUE_THREADS + tid] = (u64)(row[i] ? row[i] : first);
         keys += __syncthreads_count(row[i] != nullptr);
     }
     int steps = (keys + STEP - 1) / STEP;
-    float value[EACH][2][4];
+    // Channels 2 * g and 2 * g + 1 are column g of two tiles.
+    float2 value[EACH][4];
 #pragma unroll
     for (int s = 0; s < EACH; s++) {
-        int step = warp + s * SPREAD_WARPS;
+        int step = warp + s * VALUE_WARPS;
         if (step < steps) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const float *row = (const float *)rows[step * STEP + 4 * t + e] + blockIdx.x * SPREAD_CHANNELS + g;
-                value[s][0][e] = row[0];
-                value[s][1][e] = row[8];
-            }
+            for (int e = 0; e < 4; e++) value[s][e] = *(const float2 *)((const float *)rows[step * STEP + 4 * t + e] + blockIdx.x * SPREAD_CHANNELS + 2 * g);
         }
     }
-    float peak = sinks[first_head + tid / 16];
-#pragma unroll
-    for (int i = 0; i < SPREAD_STEPS; i++) peak = fmaxf(peak, score[i]);
-#pragma unroll
-    for (int step = 8; step > 0; step /= 2) peak = fmaxf(peak, __shfl_xor_sync(FULL, peak, step));
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < SPREAD_STEPS; i++) {
-        if (i < steps) {
-            float weight = expf(score[i] - peak);
-            weights[tid / 16 * SPREAD_STRIDE + i * STEP + tid % 16] = weight;
-            sum += weight;
-        }
-    }
-#pragma unroll
-    for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(FULL, sum, step);
-    if (tid % 16 == 0) totals[tid / 16] = sum + expf(sinks[first_head + tid / 16] - peak);
+    float *of = weights + warp * SPREAD_STRIDE + lane;
+    float total = soften<TURNS>(
+        steps * STEP, sink, [&](int i) { return score[i]; }, [&](int i, float weight) { of[i * 32] = weight; }
+    );
+    if (lane == 0) totals[warp] = total;
     __syncthreads();
 #pragma unroll
     for (int s = 0; s < EACH; s++) {
-        int step = warp + s * SPREAD_WARPS;
+        int step = warp + s * VALUE_WARPS;
         if (step < steps) {
             const float *weight = weights + g * SPREAD_STRIDE + step * STEP + 4 * t;
             Factors f = split_factors(*(const float4 *)weight, *(const float4 *)(weight + 8 * SPREAD_STRIDE));
             float product[2][4];
-            uint2 b[2];
-#pragma unroll
-            for (int n = 0; n < 2; n++) b[n] = make_uint2(bf16_pair(value[s][n][0], value[s][n][1]), bf16_pair(value[s][n][2], value[s][n][3]));
+            float2(&v)[4] = value[s];
+            uint2 b[2] = {
+                make_uint2(bf16_pair(v[0].x, v[1].x), bf16_pair(v[2].x, v[3].x)), make_uint2(bf16_pair(v[0].y, v[1].y), bf16_pair(v[2].y, v[3].y))
+            };
             step_products(product, f, b);
 #pragma unroll
             for (int n = 0; n < 2; n++) products[step * 64 + n * 32 + lane] = make_float4(product[n][0], product[n][1], product[n][2], product[n][3]);
         }
     }
     __syncthreads();
+    if (tid >= 256) return;
+    // Output i % 4 of what thread `source` of a tile has: column source % 4 * 2 + i % 2 of head source / 4, or of the eighth one behind it.
     float result = 0.0f;
     const float *from = (const float *)products + tid;
 #pragma unroll 8
     for (int s = 0; s < steps; s++) result += from[s * 256];
-    int of = tid / 4 % 32, head = of / 4 + tid % 4 / 2 * 8, channel = tid / 128 * 8 + of % 4 * 2 + tid % 2;
+    int source = tid / 4 % 32, head = source / 4 + tid % 4 / 2 * 8, channel = (source % 4 * 2 + tid % 2) * 2 + tid / 128;
     out[(r * heads + first_head + head) * HEAD_WIDTH + blockIdx.x * SPREAD_CHANNELS + channel] = result / totals[head];
 }

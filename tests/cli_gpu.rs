@@ -40,12 +40,17 @@ fn build() -> Option<[PathBuf; 2]> {
 
 /// `ds4 -m b.gguf` with `args` on the stub, which goes wrong as `faults` say; `None` without one.
 fn on_stub(faults: &[(&str, &str)], args: &[&str]) -> Option<Command> {
+    on_stub_with(b(), faults, args)
+}
+
+/// The same with another model.
+fn on_stub_with(model: &Path, faults: &[(&str, &str)], args: &[&str]) -> Option<Command> {
     let [cuda, nvrtc] = stubs()?;
     let mut command = command();
     let path = std::env::join_paths([cuda, nvrtc]).unwrap();
     // Kernels that the stub "compiles" must not be found by a real driver.
     command.env("LD_LIBRARY_PATH", path).env("XDG_CACHE_HOME", folder().join("stub-kernels"));
-    command.envs(faults.iter().copied()).arg("-m").arg(b()).args(args);
+    command.envs(faults.iter().copied()).arg("-m").arg(model).args(args);
     Some(command)
 }
 
@@ -199,8 +204,8 @@ fn attention_runs_on_tensor_cores_unless_sums_are_exact() {
     // Attentions, and those on tensor cores.
     let counts = |name: &str, model: &Path, more: &[&str]| {
         let path = place.join(format!("{name}.json"));
-        let mut command = on_stub(&[], &ASK)?;
-        command.args(["-m", model.to_str().unwrap(), "--no-graph", "--stats-json", path.to_str().unwrap()]).args(more);
+        let mut command = on_stub_with(model, &[], &ASK)?;
+        command.args(["--no-graph", "--stats-json", path.to_str().unwrap()]).args(more);
         let ran = finish(&mut command).ok();
         let gpu = &json(&path)["gpu"];
         let [all, on_tensor_cores] = ["attentions", "tensor_attentions"].map(|name| gpu[name].as_u64().unwrap());

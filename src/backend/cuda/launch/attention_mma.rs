@@ -21,6 +21,7 @@ const THREADS: usize = 256;
 /// Keys and channels of a block of kernels/attention_spread.cuh, and the shared memory of one that adds values.
 const SPREAD_KEYS: usize = 24;
 const SPREAD_CHANNELS: usize = 16;
+const VALUE_THREADS: usize = 512;
 const SPREAD_SHARED: usize = KEYS_MAX / STEP * 1024 + 16 * (KEYS_MAX + 16) * 4;
 /// Heads of all rows up to which scores are spread. Each of the other blocks does all for its heads, which takes as long as 12 rows of 64 heads
 /// spread; that time does not grow until there are more blocks than multiprocessors.
@@ -119,7 +120,7 @@ fn spread(
     // than KEYS_MAX.
     unsafe { launch.start()? };
     let grid = [WIDTH / SPREAD_CHANNELS, op.heads / 16, op.rows];
-    let launch = Launch::new(device, "attention_values", grid, THREADS).shared(SPREAD_SHARED).pointer(scores);
+    let launch = Launch::new(device, "attention_values", grid, VALUE_THREADS).shared(SPREAD_SHARED).pointer(scores);
     let launch = keys_of(launch, op).buf(op.sinks, op.heads).buf(out, values);
     let launch = shape_of(launch.int(op.heads).int(stride), op);
     // SAFETY: the parameters of `attention_values`, behind the scores that it reads.
