@@ -205,7 +205,7 @@ __device__ __forceinline__ void attend_mma(
 #pragma unroll 1
     for (int h = warp; h < HEADS; h += MMA_WARPS) {
         float *of = weights + h * WEIGHT_STRIDE + lane;
-        float total = soften<0>(
+        float total = soften<MMA_KEYS / 32>(
             steps * STEP, sinks[first_head + h], [&](int i) { return of[i * 32]; }, [&](int i, float weight) { of[i * 32] = weight; }
         );
         if (lane == 0) totals[h] = total;

@@ -106,22 +106,23 @@ struct Keys {
     }
 };
 
-// Weights of a head and their sum, by a warp: scores become weights. score(i) and put(i, weight) for `i` below `count`, turn by turn; a score of minus
-// infinity is no key. TURNS: most keys of a thread, for a loop that is unrolled, or 0.
+// Weights of a head and their sum, by a warp: score(i) and put(i, weight) are of key i * 32 + lane, for those below `count`, which are at most 32 * TURNS. A
+// score of minus infinity is no key.
 template <int TURNS, typename Score, typename Put>
 __device__ __forceinline__ float soften(int count, float sink, Score score, Put put) {
-    int lane = threadIdx.x % 32, turns = TURNS > 0 ? TURNS : (count + 31) / 32;
-    float peak = sink, sum = 0.0f;
+    int lane = threadIdx.x % 32;
+    float peak = sink, sum = 0.0f, mine[TURNS];
 #pragma unroll
-    for (int i = 0; i < turns; i++) {
-        if (i * 32 + lane < count) peak = fmaxf(peak, score(i));
+    for (int i = 0; i < TURNS; i++) {
+        mine[i] = i * 32 + lane < count ? score(i) : __uint_as_float(0xff800000u);
+        peak = fmaxf(peak, mine[i]);
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) peak = fmaxf(peak, __shfl_xor_sync(FULL, peak, step));
 #pragma unroll
-    for (int i = 0; i < turns; i++) {
+    for (int i = 0; i < TURNS; i++) {
         if (i * 32 + lane < count) {
-            float weight = expf(score(i) - peak);
+            float weight = expf(mine[i] - peak);
             put(i, weight);
             sum += weight;
         }

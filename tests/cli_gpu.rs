@@ -207,7 +207,8 @@ fn attention_runs_on_tensor_cores_unless_sums_are_exact() {
         let path = place.join(format!("{name}.json"));
         let mut command = on_stub_with(model, &[], &ASK)?;
         command.args(["--no-graph", "--stats-json", path.to_str().unwrap()]).args(more);
-        let ran = finish(&mut command).ok();
+        let ran = finish(&mut command);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
         let gpu = &json(&path)["gpu"];
         let [all, on_tensor_cores] = ["attentions", "tensor_attentions"].map(|name| gpu[name].as_u64().unwrap());
         let sums = gpu["sums"].as_str().unwrap().to_owned();

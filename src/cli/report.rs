@@ -196,7 +196,8 @@ mod tests {
             done.starts_with("card: 7 expert slots (7.00 MiB), 60 hits, 40 misses, 33 evictions, 3.00 GiB"),
             "{done}"
         );
-        let end = "100 launches, 7 graphs and 5 waits a token, 9 tokens that found their experts without the host";
+        let end = "100 launches, 7 graphs and 5 waits a token, 9 tokens that found their experts without the host, \
+                   30 of 40 attentions on tensor cores (sums: fast)";
         assert!(done.ends_with(end), "{done}");
         assert_eq!(
             tiers,
