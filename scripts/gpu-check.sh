@@ -118,7 +118,7 @@ if has sums; then
       log="$out/wide-$sums-$chunk"
       quiet "$log" "$ds4" "${twin[@]}" --backend cuda --gpu-sums $sums --prefill-chunk $chunk --dump-logits "$out/chunk.safetensors" \
         --dump-logprobs "$log.json" || continue
-      same "wide, $sums sums, chunks of $chunk and of 512" "$out/resident.safetensors" "$out/chunk.safetensors"
+      same "wide, $sums sums, chunks of $chunk and whole" "$out/resident.safetensors" "$out/chunk.safetensors"
       grep -hoE "[0-9]+ of [0-9]+ attentions.*" "$log.log" || failed=1
     done
     [ $sums = fast ] || same "wide, GPU and processor" "$out/cpu.safetensors" "$out/resident.safetensors"
