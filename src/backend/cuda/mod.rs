@@ -28,9 +28,11 @@ pub use modules::LoadError;
 pub use slot_table::{CHANGES_MAX, ExpertShape, Room, SlotPass, SlotTable, Told};
 
 use crate::backend::cpu::matmul::Arithmetic;
-use crate::backend::{Backend, BackendError, SharedBytes, ops};
+use crate::backend::ops::{self, Sums};
+use crate::backend::{Backend, BackendError, SharedBytes};
 use crate::quant::QuantType;
 use answer::Answer;
+use launch::attention_mma::Scores;
 use launch::matmul::Rounded;
 use launch::meeting::Meeting;
 use memory::{Bytes, Stager};
@@ -39,10 +41,12 @@ use memory::{Bytes, Stager};
 pub struct CudaBackend {
     // Dropped before the device that they are memory of.
     rounded: Rounded,
+    scores: Scores,
     meeting: Meeting,
     stager: Stager,
     answer: Answer,
     arithmetic: Arithmetic,
+    sums: Sums,
     device: Arc<Device>,
 }
 
@@ -68,12 +72,30 @@ impl CudaBackend {
     pub fn new(device: Arc<Device>, arithmetic: Arithmetic) -> Self {
         Self {
             rounded: Rounded::new(),
+            scores: Scores::new(),
             meeting: Meeting::new(),
             stager: Stager::new(),
             answer: Answer::new(),
             arithmetic,
+            sums: Sums::Exact,
             device,
         }
+    }
+
+    /// The same with this order of sums; that of the processor otherwise.
+    #[must_use]
+    pub fn with_sums(self, sums: Sums) -> Self {
+        Self { sums, ..self }
+    }
+
+    /// In which order sums are made where there is a choice.
+    pub fn sums(&self) -> Sums {
+        self.sums
+    }
+
+    /// Attentions so far, and how many of them ran on tensor cores.
+    pub fn attention_counts(&self) -> (u64, u64) {
+        self.scores.counts()
     }
 
     /// The device.
@@ -343,7 +365,7 @@ impl Backend for CudaBackend {
     }
 
     fn attention(&self, op: ops::Attention<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
-        launch::attention::attention(&self.device, op, out)
+        launch::attention::attention(&self.device, (self.sums, &self.scores), op, out)
     }
 
     fn route(&self, op: ops::Route<'_, Self>, ids: &mut CudaIds, weights: &mut CudaBuf) -> Result<(), BackendError> {

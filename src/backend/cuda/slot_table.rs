@@ -114,6 +114,7 @@ impl SlotTable {
         let Room { hidden, width, k, is_registered } = room;
         backend.rounded.reserve(&self.device, (hidden.max(k * width), k * width))?;
         backend.stager.reserve(&self.device, is_registered)?;
+        backend.scores.reserve(&self.device)?;
         self.device.begin_awaiting()?;
         self.times.begin(&self.device)?;
         // Relaxed: a pass runs on one thread.
