@@ -78,13 +78,16 @@ __device__ void collapse_and_norm(
         }
         return sum;
     };
+    // A short row stays in the half that a sum of one tile leaves free.
+    float *kept = hidden <= SUM_TILE ? tiles + SUM_ROOM : nullptr;
     float sum = block_sum(hidden, tiles, [&](int i) {
         float c = collapsed(i);
+        if (kept) kept[i] = c;
         return c * c;
     });
     float factor = 1.0f / sqrtf(sum / (float)hidden + eps);
 #pragma unroll 5
-    for (int i = threadIdx.x; i < hidden; i += SUM_THREADS) out[i] = collapsed(i) * factor * norm[i];
+    for (int i = threadIdx.x; i < hidden; i += SUM_THREADS) out[i] = (kept ? kept[i] : collapsed(i)) * factor * norm[i];
 }
 
 // How many blocks have ended, and the norm factor of the streams.
@@ -123,6 +126,15 @@ __device__ void enter(
     float factor = *(volatile float *)&meeting->factor;
     coefficients_of(mix, factor, base, scale, pre, post, comb, c, n, hc_eps, iterations);
     if (!weights) collapse_and_norm(streams, pre, norm, out, n, hidden, rms_eps, tiles);
+}
+
+// The last block of `hc_enter` alone.
+extern "C" __global__ void __launch_bounds__(SUM_THREADS, 1) hc_input(
+    const float *streams, const float *weights, const float *norm, float *out, int n, int hidden, float eps
+) {
+    previous_ended();
+    __shared__ __align__(16) float tiles[2 * SUM_ROOM];
+    collapse_and_norm(streams, weights, norm, out, n, hidden, eps, tiles);
 }
 
 #define ENTER(name, type) \

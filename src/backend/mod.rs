@@ -122,6 +122,19 @@ pub trait Backend: Sized + Send + Sync + 'static {
     fn take_ids(&self, src: &Self::Ids, dst: &mut [i32]) -> Result<(), BackendError> {
         self.download_ids(src, 0, dst)
     }
+    /// Where what [`Self::aside`] queues next branches off: behind the ops so far.
+    fn fork(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+    /// Queues the ops of `f`, which need nothing of those since [`Self::fork`] and write nothing that these use: a device may run both at
+    /// once.
+    fn aside<E: From<BackendError>>(&self, f: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        f()
+    }
+    /// Ops from now on see what went aside.
+    fn join(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
     /// Device to device: `len` values.
     fn copy(
         &self,

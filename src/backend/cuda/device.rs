@@ -17,6 +17,7 @@ use super::awaiting::{Awaiting, BOUNCE};
 use super::faults::{self, Version};
 use super::modules::{LoadError, Modules};
 use super::segments::Recorded;
+use super::sides::{Branch, Recording, Side};
 use crate::backend::BackendError;
 
 /// Kernels that are named with an error.
@@ -116,6 +117,8 @@ pub struct Device {
     /// Uploads that kernels need not wait for before they are used.
     uploads: Arc<CudaStream>,
     arranging: Arc<CudaStream>,
+    /// By [`Side`].
+    branches: [Branch; 2],
     bounce: Bounce,
     awaiting: Awaiting,
     context: Arc<CudaContext>,
@@ -125,8 +128,8 @@ pub struct Device {
     recent: Mutex<([&'static str; RECENT], usize)>,
     /// The first error after which this process cannot use the device any more.
     lost: OnceLock<String>,
-    /// While ops are recorded: what they are so far, in one number, and whether the last one was a kernel.
-    recording: Mutex<Option<(u64, bool)>>,
+    /// While ops are recorded.
+    recording: Mutex<Option<Recording>>,
 }
 
 pub(super) fn text(error: DriverError) -> String {
@@ -160,6 +163,8 @@ impl Device {
         let stream = context.new_stream().map_err(refused)?;
         let uploads = context.new_stream().map_err(refused)?;
         let arranging = context.new_stream().map_err(refused)?;
+        let branch = || Branch::new(&context).map_err(refused);
+        let branches = [branch()?, branch()?];
         // SAFETY: a plain allocation, given back once, when the device is dropped.
         let bounce = unsafe { result::malloc_host(BOUNCE, 0) }.map_err(refused)?;
         let bounce = Bounce { start: bounce.expose_provenance() };
@@ -176,6 +181,7 @@ impl Device {
             stream,
             uploads,
             arranging,
+            branches,
             bounce,
             awaiting,
             context,
@@ -230,13 +236,19 @@ impl Device {
         self.check("binding the device to a thread", self.context.bind_to_thread())
     }
 
+    /// Where ops go now.
+    fn ops(&self) -> &CudaStream {
+        let side = self.recording.lock().as_ref().and_then(|recording| recording.side);
+        side.map_or(&self.stream, |side| &self.branches[side as usize].stream)
+    }
+
     pub(super) fn raw_stream(&self) -> sys::CUstream {
-        self.stream.cu_stream()
+        self.ops().cu_stream()
     }
 
     fn lane(&self, lane: Lane) -> &CudaStream {
         match lane {
-            Lane::Ops => &self.stream,
+            Lane::Ops => self.ops(),
             Lane::Arranging => &self.arranging,
         }
     }
@@ -248,17 +260,19 @@ impl Device {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream lives as long as `self`.
         self.check("recording", unsafe { result::stream::begin_capture(self.raw_stream(), mode) })?;
-        *self.recording.lock() = Some((0, false));
+        *self.recording.lock() = Some(Recording::default());
         Ok(())
     }
 
     /// What was recorded.
     pub(super) fn end_recording(&self) -> Result<Recorded, BackendError> {
         self.bind()?;
-        let kind = self.recording.lock().take();
+        let joined = self.join(Side::Coefficients).and_then(|()| self.join(Side::Ops));
+        let kind = self.recording.lock().take().map_or(0, |recording| recording.kind);
         // SAFETY: the stream lives as long as `self`.
         let graph = self.check("recording", unsafe { result::stream::end_capture(self.raw_stream()) })?;
-        Ok(Recorded::new(graph, kind.map_or(0, |(kind, _)| kind)))
+        joined?;
+        Ok(Recorded::new(graph, kind))
     }
 
     /// Whether ops are being recorded.
@@ -268,10 +282,44 @@ impl Device {
 
     /// An op called `what` is queued. Returns whether it may follow a kernel before that has quite ended: in a graph only what is behind a kernel.
     fn note(&self, what: &'static str, is_kernel: bool) -> bool {
-        let Some((kind, is_behind_kernel)) = &mut *self.recording.lock() else { return true };
-        // Names are static: their addresses tell them apart.
-        *kind = (kind.rotate_left(5) ^ what.as_ptr() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        std::mem::replace(is_behind_kernel, is_kernel)
+        self.recording.lock().as_mut().is_none_or(|recording| recording.note(what, is_kernel))
+    }
+
+    /// What [`Self::beside`] queues on `side` next is behind the ops so far. Nothing, unless ops are recorded.
+    pub(super) fn fork(&self, side: Side) -> Result<(), BackendError> {
+        if !self.is_recording() {
+            return Ok(());
+        }
+        self.bind()?;
+        self.check("branching off", self.branches[side as usize].fork(&self.stream))
+    }
+
+    /// Queues what `f` does on `side`, behind the last [`Self::fork`] and what went there before, instead of behind all ops; in line with them unless
+    /// ops are recorded.
+    pub(super) fn beside<E: From<BackendError>>(&self, side: Side, f: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        let Some(was_behind_kernel) = self.recording.lock().as_mut().map(|recording| recording.enter(side)) else {
+            return f();
+        };
+        let entered = self.check("branching off", self.branches[side as usize].enter());
+        let done = entered.map_err(E::from).and_then(|()| f());
+        if let Some(recording) = &mut *self.recording.lock() {
+            recording.leave(was_behind_kernel);
+        }
+        done
+    }
+
+    /// Ops from now on are behind what went to `side`.
+    pub(super) fn join(&self, side: Side) -> Result<(), BackendError> {
+        if !self.recording.lock().as_mut().is_some_and(|recording| recording.join(side)) {
+            return Ok(());
+        }
+        self.bind()?;
+        self.check("coming back from a branch", self.branches[side as usize].join(&self.stream))
+    }
+
+    /// Whether ops go to a side now.
+    pub(super) fn is_beside(&self) -> bool {
+        self.recording.lock().as_ref().is_some_and(|recording| recording.side.is_some())
     }
 
     /// Starts a graph behind the ops so far.

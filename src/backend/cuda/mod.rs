@@ -11,6 +11,7 @@ mod launch;
 mod memory;
 mod modules;
 mod segments;
+mod sides;
 mod slot_table;
 
 use std::any::Any;
@@ -29,11 +30,14 @@ use answer::Answer;
 use launch::matmul::Rounded;
 use launch::meeting::Meeting;
 use memory::{Bytes, Stager};
+use sides::Side;
 
 /// Ops on a GPU.
 pub struct CudaBackend {
     // Dropped before the device that they are memory of.
     rounded: Rounded,
+    /// Of ops that run beside others.
+    rounded_beside: Rounded,
     meeting: Meeting,
     stager: Stager,
     answer: Answer,
@@ -63,6 +67,7 @@ impl CudaBackend {
     pub fn new(device: Arc<Device>, arithmetic: Arithmetic) -> Self {
         Self {
             rounded: Rounded::new(),
+            rounded_beside: Rounded::new(),
             meeting: Meeting::new(),
             stager: Stager::new(),
             answer: Answer::new(),
@@ -74,6 +79,11 @@ impl CudaBackend {
     /// The device.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Where ops that are queued now round activations.
+    fn rounded(&self) -> &Rounded {
+        if self.device.is_beside() { &self.rounded_beside } else { &self.rounded }
     }
 
     /// How activations enter products.
@@ -233,6 +243,18 @@ impl Backend for CudaBackend {
         self.answer.take(&self.device, dst)
     }
 
+    fn fork(&self) -> Result<(), BackendError> {
+        self.device.fork(Side::Ops)
+    }
+
+    fn aside<E: From<BackendError>>(&self, f: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        self.device.beside(Side::Ops, f)
+    }
+
+    fn join(&self) -> Result<(), BackendError> {
+        self.device.join(Side::Ops)
+    }
+
     fn copy(
         &self,
         src: &CudaBuf,
@@ -262,7 +284,7 @@ impl Backend for CudaBackend {
     }
 
     fn matmul(&self, op: ops::Matmul<'_, '_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
-        launch::matmul::matmul(&self.device, &self.rounded, self.arithmetic, op, out)
+        launch::matmul::matmul(&self.device, self.rounded(), self.arithmetic, op, out)
     }
 
     fn matmul_pair(
@@ -271,7 +293,7 @@ impl Backend for CudaBackend {
         out_a: &mut CudaBuf,
         out_b: &mut CudaBuf,
     ) -> Result<(), BackendError> {
-        launch::matmul::matmul_pair(&self.device, &self.rounded, self.arithmetic, op, (out_a, out_b))
+        launch::matmul::matmul_pair(&self.device, self.rounded(), self.arithmetic, op, (out_a, out_b))
     }
 
     fn rms_norm(&self, op: ops::RmsNorm<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
@@ -364,7 +386,7 @@ impl Backend for CudaBackend {
     ) -> Result<(), BackendError> {
         // Kernels exist where they pay: 8-bit activations on quantised experts.
         if launch::experts_row::is_fused(self.arithmetic, &op) {
-            return launch::experts_row::experts_row(&self.device, &self.rounded, op, out);
+            return launch::experts_row::experts_row(&self.device, self.rounded(), op, out);
         }
         crate::backend::cpu::experts_row::experts_row(self, op, out)
     }

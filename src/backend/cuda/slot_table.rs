@@ -99,6 +99,7 @@ impl SlotTable {
     pub fn begin<'a>(&'a self, backend: &'a CudaBackend, room: Room) -> Result<SlotPass<'a>, BackendError> {
         let Room { hidden, width, k, is_registered } = room;
         backend.rounded.reserve(&self.device, (hidden.max(k * width), k * width))?;
+        backend.rounded_beside.reserve_like(&self.device, &backend.rounded)?;
         backend.stager.reserve(&self.device, is_registered)?;
         self.device.begin_awaiting()?;
         // Relaxed: a pass runs on one thread.

@@ -87,6 +87,19 @@ impl Rounded {
         self.mid(device, mid).map(|_| ())
     }
 
+    /// As much room as `other` has.
+    pub(in crate::backend::cuda) fn reserve_like(
+        &self,
+        device: &Arc<Device>,
+        other: &Self,
+    ) -> Result<(), BackendError> {
+        for (mine, theirs) in [(&self.bytes, &other.bytes), (&self.mid, &other.mid)] {
+            let len = theirs.lock().as_ref().map_or(0, |bytes| bytes.len);
+            grown(&mut mine.lock(), device, len)?;
+        }
+        Ok(())
+    }
+
     /// Room for `values` rounded values.
     pub(super) fn room(&self, device: &Arc<Device>, values: usize) -> Result<Codes, BackendError> {
         let padded = values.next_multiple_of(256);
@@ -177,8 +190,8 @@ fn floats_kernel(ty: QuantType, is_one: bool) -> Option<(&'static str, usize)> {
 fn float_tiles_kernel(op: &Matmul<'_, '_, CudaBackend>) -> Option<&'static str> {
     let (outputs, rows) = (op.w.shape.rows, op.rows);
     let tiles = outputs.div_ceil(FLOAT_TILE_OUTPUTS) * rows.div_ceil(FLOAT_TILE_ROWS);
-    // A warp takes eight outputs of one group.
-    if tiles < FLOAT_TILES_MIN || !(outputs / op.groups).is_multiple_of(8) {
+    // A warp takes eight outputs of one group. A single row has no use for a tile.
+    if rows == 1 || tiles < FLOAT_TILES_MIN || !(outputs / op.groups).is_multiple_of(8) {
         return None;
     }
     Some(match op.w.shape.ty {
