@@ -4,8 +4,10 @@
 
 mod answer;
 mod awaiting;
+mod bus;
 mod device;
 mod faults;
+mod gate_times;
 mod kernel_names;
 mod launch;
 mod memory;
@@ -13,12 +15,14 @@ mod modules;
 mod segments;
 mod sides;
 mod slot_table;
+mod timeline;
 
 use std::any::Any;
 use std::sync::Arc;
 
 pub use device::{Device, DeviceCounters, OpenError, Properties, Registered};
 pub use faults::Version;
+pub use gate_times::GateTimes;
 pub use memory::{CudaBuf, CudaIds, CudaMat, CudaView, MatShape, Upload};
 pub use modules::LoadError;
 pub use slot_table::{CHANGES_MAX, ExpertShape, Room, SlotPass, SlotTable, Told};
