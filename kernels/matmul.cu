@@ -3,7 +3,6 @@
 // Surprising fact: the threads that share a weight row own whole lanes, so integer sums and F32 sums equal the CPU's bit for bit.
 #include "arrange.cuh"
 #include "dots.cuh"
-#include "float_row.cuh"
 #include "float_tiles.cuh"
 #include "matmul_row.cuh"
 #include "quantise.cuh"

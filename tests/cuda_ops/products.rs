@@ -265,17 +265,8 @@ pub fn cases(rig: &mut Rig) {
     rig.product(QuantType::F32, (24, 20480), 1, 1, Fast);
     rig.product(QuantType::F32, (384, 5120), 1, 1, Fast);
     rig.product(QuantType::BF16, (384, 5120), 1, 1, Fast);
-    // Engram, and the edges of its kernel: rows beyond the last, values beyond whole groups of lanes, groups, rows that it does not take.
+    // Engram: outputs enough for a tile, whose kernel a single row does not take.
     rig.product(QuantType::F16, (25600, 6144), 1, 1, Fast);
-    for (ty, shape, groups) in [
-        (QuantType::F16, (4101, 5128), 1),
-        (QuantType::BF16, (2064, 520), 3),
-        (QuantType::F32, (2052, 1028), 4),
-        (QuantType::F16, (2049, 24), 1),
-        (QuantType::F16, (2050, 1001), 1),
-    ] {
-        rig.product(ty, shape, 1, groups, Fast);
-    }
     for ty in [
         QuantType::Q8_0,
         QuantType::Q6_K,

@@ -19,9 +19,6 @@ use crate::quant::QuantType;
 const FLOAT_ROWS: usize = 4;
 /// Activation rows that a kernel takes at once, if there is more than one.
 const ROWS_AT_ONCE: usize = 4;
-/// Threads of a block in the kernels over one row of floats, and how many of them share a weight row.
-const FLOAT_ROW_THREADS: usize = 64;
-const FLOAT_SHARERS: usize = 4;
 /// Outputs and rows of a tile of floats.
 const FLOAT_TILE_OUTPUTS: usize = 32;
 const FLOAT_TILE_ROWS: usize = 16;
@@ -214,19 +211,6 @@ fn wide_kernel(ty: QuantType) -> Option<&'static str> {
     })
 }
 
-/// Kernel over one row of floats and many outputs, whose weight rows have to begin on multiples of 16 bytes.
-fn float_row_kernel(op: &Matmul<'_, '_, CudaBackend>) -> Option<&'static str> {
-    let (ty, cols) = (op.w.shape.ty, op.w.shape.cols);
-    let (kernel, at_once) = match ty {
-        QuantType::F32 => ("float_row_f32", 4),
-        QuantType::F16 => ("float_row_f16", 8),
-        QuantType::BF16 => ("float_row_bf16", 8),
-        _ => return None,
-    };
-    let is_aligned = cols.is_multiple_of(at_once) && op.w.at.is_multiple_of(16);
-    (op.rows == 1 && op.w.shape.rows > WIDE_OUTPUTS_MAX && is_aligned).then_some(kernel)
-}
-
 /// Two products of the same rows: in one launch where the kernel for one row takes both, else from activations that are rounded once if both
 /// matrices take the same.
 pub fn matmul_pair(
@@ -313,13 +297,6 @@ pub fn matmul(
         let launch = Launch::new(device, kernel, [shape.rows, rows, 1], super::THREADS);
         let launch = launch.pointer(op.w.at).buf(op.x, values).buf(out, rows * shape.rows);
         // SAFETY: the parameters of the wide kernels.
-        return unsafe { launch.int(shape.rows).int(shape.cols).int(groups).start() };
-    }
-    if let Some(kernel) = float_row_kernel(&op) {
-        let blocks = shape.rows.div_ceil(FLOAT_ROW_THREADS / FLOAT_SHARERS);
-        let launch = Launch::new(device, kernel, [blocks, 1, 1], FLOAT_ROW_THREADS);
-        let launch = launch.pointer(op.w.at).buf(op.x, values).buf(out, shape.rows);
-        // SAFETY: the parameters of the kernels over one row of floats; weight rows begin where they have to.
         return unsafe { launch.int(shape.rows).int(shape.cols).int(groups).start() };
     }
     if let Some(kernel) = float_tiles_kernel(&op) {
