@@ -67,7 +67,7 @@ impl From<Vec<u8>> for SharedBytes {
 }
 
 /// A device: memory, resident matrices and ops. Ops read and write device buffers only; `upload` and `download` are the
-/// only doors to host memory. Every op is in order: it sees what the ops before it wrote.
+/// only doors to host memory. Every op is in order: it sees what the ops before it wrote, but for those that went [`Backend::aside`].
 ///
 /// Contract of all ops: buffers are at least as long as the shapes in the argument struct say (a shorter one is a bug
 /// of the caller and panics); sums run in a fixed order, so a row's bits depend neither on the number of rows nor on

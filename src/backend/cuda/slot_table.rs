@@ -113,7 +113,8 @@ impl SlotTable {
     pub fn begin<'a>(&'a self, backend: &'a CudaBackend, room: Room) -> Result<SlotPass<'a>, BackendError> {
         let Room { hidden, width, k, is_registered } = room;
         backend.rounded.reserve(&self.device, (hidden.max(k * width), k * width))?;
-        backend.rounded_beside.reserve_like(&self.device, &backend.rounded)?;
+        // Aside are products of a row of the model's width and of an expert's.
+        backend.rounded_beside.reserve(&self.device, (hidden.max(width), 0))?;
         backend.stager.reserve(&self.device, is_registered)?;
         self.device.begin_awaiting()?;
         self.times.begin(&self.device)?;

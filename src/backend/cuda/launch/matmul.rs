@@ -87,19 +87,6 @@ impl Rounded {
         self.mid(device, mid).map(|_| ())
     }
 
-    /// As much room as `other` has.
-    pub(in crate::backend::cuda) fn reserve_like(
-        &self,
-        device: &Arc<Device>,
-        other: &Self,
-    ) -> Result<(), BackendError> {
-        for (mine, theirs) in [(&self.bytes, &other.bytes), (&self.mid, &other.mid)] {
-            let len = theirs.lock().as_ref().map_or(0, |bytes| bytes.len);
-            grown(&mut mine.lock(), device, len)?;
-        }
-        Ok(())
-    }
-
     /// Room for `values` rounded values.
     pub(super) fn room(&self, device: &Arc<Device>, values: usize) -> Result<Codes, BackendError> {
         let padded = values.next_multiple_of(256);
