@@ -135,6 +135,8 @@ pub trait Backend: Sized + Send + Sync + 'static {
     fn join(&self) -> Result<(), BackendError> {
         Ok(())
     }
+    /// Writes `len` zeros from value `at` of `dst` on.
+    fn clear(&self, dst: &mut Self::Buf, at: usize, len: usize) -> Result<(), BackendError>;
     /// Device to device: `len` values.
     fn copy(
         &self,
@@ -238,6 +240,8 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// above minus infinity.
     fn best_of(&self, op: ops::BestOf<'_, Self>, best: &mut Self::Ids) -> Result<(), BackendError>;
 
+    /// `out = [rows, width]`: n-gram rows as numbers.
+    fn decode_rows(&self, op: ops::DecodeRows<'_, Self>, out: &mut Self::Buf) -> Result<(), BackendError>;
     /// Adds gated n-gram memory to the streams, in place; `gates = [rows, streams]` is what was applied.
     fn engram_gate(
         &self,
