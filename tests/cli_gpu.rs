@@ -190,6 +190,21 @@ fn a_gpu_in_the_hosts_memory_has_one_cache() {
     );
 }
 
+#[test]
+fn a_gpu_takes_wider_chunks_where_its_memory_allows() {
+    let chunk = |name: &str, more: &[&str]| {
+        let path = scratch(name).join("stats.json");
+        let args = [&["-c", "4096", "--stats-json", path.to_str().unwrap()], more].concat();
+        let ran = finish(&mut on_stub(&[], &args)?);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        Some(json(&path)["prefill_chunk"].as_u64().unwrap())
+    };
+    let Some(wide) = chunk("chunk-gpu", &["--backend", "cuda"]) else { return };
+    assert_eq!(wide, 2048);
+    assert_eq!(chunk("chunk-cpu", &["--backend", "cpu"]), Some(512), "the processor keeps its own");
+    assert_eq!(chunk("chunk-given", &["--backend", "cuda", "--prefill-chunk", "64"]), Some(64));
+}
+
 /// One run on the stub with `args`: `--stats-json` and, if it was drawn, the rows.
 type Told = (serde_json::Value, std::collections::HashMap<String, Vec<cli_rig::drawing::Drawn>>);
 

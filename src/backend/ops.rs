@@ -472,6 +472,22 @@ pub struct BestOf<'a, B: Backend> {
     pub count: usize,
 }
 
+/// Decoding of n-gram rows: E4M3 codes, then an E8M0 scale for each 32 of them; all are numbers, and so are their products.
+pub struct DecodeRows<'a, B: Backend> {
+    /// `[rows, width + width / 32]` bytes in words of four, the last one filled up.
+    pub bytes: &'a B::Ids,
+    pub rows: usize,
+    /// Values of a row, a multiple of 32.
+    pub width: usize,
+}
+
+impl<B: Backend> DecodeRows<'_, B> {
+    /// Words that the rows take.
+    pub fn words(&self) -> usize {
+        (self.rows * (self.width + self.width / 32)).div_ceil(4)
+    }
+}
+
 /// Gate from the similarity of a stream with its key, then `stream += gate * value`.
 pub struct EngramGate<'a, B: Backend> {
     /// `[rows, streams + 1, hidden]`: a key for each stream, then the value.

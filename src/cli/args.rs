@@ -73,7 +73,7 @@ pub struct ModelArgs {
     /// Instruction set of the CPU kernels; amx is avx512 and matrix tiles for many rows (every choice gives the same bits)
     #[arg(long, value_enum, default_value_t = SimdChoice::Auto, value_name = "LEVEL")]
     pub simd: SimdChoice,
-    /// Prompt tokens computed together [default: 512]
+    /// Prompt tokens computed together [default: 512; on a GPU up to 2048, as memory allows]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32768))]
     pub prefill_chunk: Option<u32>,
     /// Prompt tokens that share one read of each expert [default: what a sixteenth of the memory carries, at most 32768]

@@ -17,8 +17,9 @@ pub fn lines(stats: &RunStats) -> Vec<String> {
     if stats.sweeps.sweeps > 0 {
         let SweepCounts { sweeps, rows, layer_rows, layer_rows_skipped } = stats.sweeps;
         lines.push(format!(
-            "prompt: {rows} rows in {sweeps} sweeps of at most {}, {:.1} % of their work left out because nothing can see it",
+            "prompt: {rows} rows in {sweeps} sweeps of at most {}, {} computed together, {:.1} % of their work left out because nothing can see it",
             stats.sweep_rows,
+            stats.prefill_chunk,
             100.0 * layer_rows_skipped as f64 / layer_rows.max(1) as f64
         ));
     }

@@ -6,15 +6,16 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::backend::Backend;
 #[cfg(feature = "cuda")]
 use crate::backend::cuda;
+use crate::backend::{Backend, BackendError};
 use crate::engine::EngineError;
 use crate::engine::options::{DeviceChoice, EngineOptions};
 use crate::engine::stats::GpuStats;
 use crate::engine::token_time::PassClock;
 use crate::models::supply::{ExpertSupply, RowSupply};
 use crate::models::{Model, ModelRunner, RunnerOptions, SweepCounts};
+use crate::units::Bytes;
 
 /// The device that was chosen, and why.
 #[derive(Clone)]
@@ -48,6 +49,18 @@ impl Chosen {
             Self::Cpu { .. } => false,
             #[cfg(feature = "cuda")]
             Self::Cuda(device) => device.properties().is_integrated,
+        }
+    }
+
+    /// What is free of the GPU's memory; `None` on the processor.
+    ///
+    /// # Errors
+    /// Failures of the device.
+    pub fn free_memory(&self) -> Result<Option<Bytes>, BackendError> {
+        match self {
+            Self::Cpu { .. } => Ok(None),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(device) => Ok(Some(Bytes(device.memory()?.0))),
         }
     }
 

@@ -25,7 +25,7 @@ use crate::models::supply::ExpertSupply;
 use crate::models::{self, Model};
 use crate::units::{Budget, Bytes};
 
-/// Memory that stays unplanned: modules, the upload buffer, rounded activations, and what else the driver takes.
+/// Memory that stays unplanned: modules, the upload buffer, and what else the driver takes.
 const MARGIN: u64 = 512 << 20;
 
 /// A backend and the model on it.
@@ -104,7 +104,7 @@ fn register(backend: &CudaBackend, arena: &[Piece]) -> Vec<Registered> {
 
 fn work_bytes(prepared: &Prepared) -> u64 {
     let bytes = prepared.config.runner_bytes(&prepared.runner);
-    bytes.kv.saturating_add(bytes.scratch)
+    bytes.kv.saturating_add(bytes.scratch).saturating_add(cuda::product_bytes(&prepared.products))
 }
 
 fn slots(

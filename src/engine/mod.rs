@@ -3,6 +3,7 @@
 
 pub mod advice;
 mod checked_runner;
+mod chunk;
 pub mod device;
 pub mod doctor;
 pub mod forecast;

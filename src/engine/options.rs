@@ -12,7 +12,7 @@ use crate::units::{Budget, Bytes};
 
 /// Context length when none is asked for: the trained length, at most this.
 pub const CTX_DEFAULT_MAX: usize = 32_768;
-/// Rows computed together in prefill when nothing else is asked for.
+/// Rows computed together in prefill when nothing else is asked for, on the processor or on a GPU with little room (`engine::chunk`).
 pub const CHUNK_DEFAULT: usize = 512;
 /// Widest sweep: what the state between layers of one takes grows with its rows, what it saves does not.
 pub const SWEEP_ROWS_MAX: usize = 32_768;

@@ -139,6 +139,8 @@ pub struct RunStats {
     pub row_read_bytes: u64,
     pub row_submissions: u64,
     pub row_wait_ms: f64,
+    /// Prompt rows computed together.
+    pub prefill_chunk: u64,
     /// Rows of the widest sweep, and what the sweeps computed and left out.
     pub sweep_rows: u64,
     pub sweeps: SweepCounts,
@@ -227,6 +229,7 @@ impl RunStats {
             row_read_bytes: rows.row_bytes,
             row_submissions: rows.submissions,
             row_wait_ms: rows.wait_ms,
+            prefill_chunk: engine.prepared.runner.chunk as u64,
             sweep_rows: plan.sweep,
             sweeps: engine.sweep_counts(),
             planned_bytes: plan.total().0,

@@ -24,6 +24,7 @@ pub use device::{Device, DeviceCounters, OpenError, Properties};
 pub use faults::Version;
 pub use gate_times::GateTimes;
 pub use host_memory::Registered;
+pub use launch::matmul::scratch_bytes as product_bytes;
 pub use memory::{CudaBuf, CudaIds, CudaMat, CudaView, MatShape, Upload};
 pub use modules::LoadError;
 pub use slot_table::{CHANGES_MAX, ExpertShape, Room, SlotPass, SlotTable, Told};
@@ -239,6 +240,10 @@ impl Backend for CudaBackend {
         self.answer.take(&self.device, dst)
     }
 
+    fn clear(&self, dst: &mut CudaBuf, at: usize, len: usize) -> Result<(), BackendError> {
+        self.device.zero(dst.bytes.at + part(dst.len, at, len), 4 * len)
+    }
+
     fn copy(
         &self,
         src: &CudaBuf,
@@ -393,6 +398,10 @@ impl Backend for CudaBackend {
 
     fn best_of(&self, op: ops::BestOf<'_, Self>, best: &mut CudaIds) -> Result<(), BackendError> {
         launch::best_of::best_of(&self.device, &self.meeting, op, best)
+    }
+
+    fn decode_rows(&self, op: ops::DecodeRows<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
+        launch::decode_rows::decode_rows(&self.device, op, out)
     }
 
     fn engram_gate(
