@@ -10,8 +10,9 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use super::device::{Device, HostBytes};
+use super::device::Device;
 use super::gate_times::GateTimes;
+use super::host_memory::HostBytes;
 use super::launch::expert_gate::{self, Gate};
 use super::launch::experts_row::{self, EXPERTS_MAX};
 use super::memory::Bytes;
