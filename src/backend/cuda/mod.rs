@@ -8,6 +8,7 @@ mod bus;
 mod device;
 mod faults;
 mod gate_times;
+mod host_memory;
 mod kernel_names;
 mod launch;
 mod memory;
@@ -20,18 +21,21 @@ mod timeline;
 use std::any::Any;
 use std::sync::Arc;
 
-pub use device::{Device, DeviceCounters, OpenError, Properties, Registered};
+pub use device::{Device, DeviceCounters, OpenError, Properties};
 pub use faults::Version;
 pub use gate_times::GateTimes;
+pub use host_memory::Registered;
 pub use launch::matmul::scratch_bytes as product_bytes;
 pub use memory::{CudaBuf, CudaIds, CudaMat, CudaView, MatShape, Upload};
 pub use modules::LoadError;
 pub use slot_table::{CHANGES_MAX, ExpertShape, Room, SlotPass, SlotTable, Told};
 
 use crate::backend::cpu::matmul::Arithmetic;
-use crate::backend::{Backend, BackendError, SharedBytes, ops};
+use crate::backend::ops::{self, Sums};
+use crate::backend::{Backend, BackendError, SharedBytes};
 use crate::quant::QuantType;
 use answer::Answer;
+use launch::attention_mma::Scores;
 use launch::matmul::Rounded;
 use launch::meeting::Meeting;
 use memory::{Bytes, Stager};
@@ -43,10 +47,12 @@ pub struct CudaBackend {
     rounded: Rounded,
     /// Of ops that run beside others.
     rounded_beside: Rounded,
+    scores: Scores,
     meeting: Meeting,
     stager: Stager,
     answer: Answer,
     arithmetic: Arithmetic,
+    sums: Sums,
     device: Arc<Device>,
 }
 
@@ -73,12 +79,30 @@ impl CudaBackend {
         Self {
             rounded: Rounded::new(),
             rounded_beside: Rounded::new(),
+            scores: Scores::new(),
             meeting: Meeting::new(),
             stager: Stager::new(),
             answer: Answer::new(),
             arithmetic,
+            sums: Sums::Exact,
             device,
         }
+    }
+
+    /// The same with this order of sums; that of the processor otherwise.
+    #[must_use]
+    pub fn with_sums(self, sums: Sums) -> Self {
+        Self { sums, ..self }
+    }
+
+    /// In which order sums are made where there is a choice.
+    pub fn sums(&self) -> Sums {
+        self.sums
+    }
+
+    /// Attentions so far, and how many of them ran on tensor cores.
+    pub fn attention_counts(&self) -> (u64, u64) {
+        self.scores.counts()
     }
 
     /// The device.
@@ -365,7 +389,7 @@ impl Backend for CudaBackend {
     }
 
     fn attention(&self, op: ops::Attention<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
-        launch::attention::attention(&self.device, op, out)
+        launch::attention::attention(&self.device, (self.sums, &self.scores), op, out)
     }
 
     fn route(&self, op: ops::Route<'_, Self>, ids: &mut CudaIds, weights: &mut CudaBuf) -> Result<(), BackendError> {
