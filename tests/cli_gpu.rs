@@ -299,7 +299,12 @@ fn what_a_gpu_does_is_drawn() {
     let (_, asked) = decoded("drawn-asked", true, &["--no-graph"]).unwrap();
     for rows in [&rows, &asked] {
         // One thing at a time in each of them.
-        assert!(["gpu", "uploads", "passes"].iter().all(|row| rows[*row].iter().all(|s| s.lane == 1)));
+        assert!(
+            ["gpu", "uploads", "arranging", "passes"]
+                .iter()
+                .filter_map(|row| rows.get(*row))
+                .all(|row| row.iter().all(|s| s.lane == 1))
+        );
         // Each expert is missed once, and is one upload at most for each of its matrices.
         let bytes: u64 = rows["uploads"].iter().map(|s| s.args["bytes"].as_u64().unwrap()).sum();
         assert!(bytes > 0 && rows["uploads"].iter().all(|s| s.args["layer"].is_u64() && s.args["expert"].is_u64()));
@@ -322,5 +327,8 @@ fn what_a_gpu_does_is_drawn() {
     // Ten tokens of five layers, each behind a router and behind a gate.
     let halves = |name: &str| rows["gpu-layers"].iter().filter(|s| s.what == name).count();
     assert_eq!((halves("attention"), halves("experts, attention"), halves("shared expert")), (10, 40, 50));
+    // Gates that were closed are opened behind what was arranged.
+    let opened = rows["arranging"].iter().filter(|s| s.what == "open_gate" && s.args["layer"].is_u64()).count();
+    assert!(opened > 0 && !asked.contains_key("arranging"));
     assert!(!asked.contains_key("gpu-layers") && !asked.contains_key("gpu-waits"));
 }
