@@ -66,6 +66,11 @@ pub struct GpuStats {
     pub evictions: u64,
     /// Tokens whose experts the GPU found by itself: the host was asked only for those that were absent.
     pub found_rows: u64,
+    /// Experts uploaded before their router had chosen; those that it chose, which count as hits, and those that it did not.
+    pub guessed_uploads: u64,
+    pub guessed_bytes: u64,
+    pub guessed_used: u64,
+    pub guessed_wasted: u64,
     /// Kernels started.
     pub launches: u64,
     /// Graphs started, of kernels that the GPU runs one after another.

@@ -20,7 +20,7 @@ pub use device::{Device, DeviceCounters, OpenError, Properties, Registered};
 pub use faults::Version;
 pub use memory::{CudaBuf, CudaIds, CudaMat, CudaView, MatShape, Upload};
 pub use modules::LoadError;
-pub use slot_table::{CHANGES_MAX, ExpertShape, Room, SlotPass, SlotTable, Told};
+pub use slot_table::{CHANGES_MAX, ExpertShape, NAMED_MAX, Room, SlotPass, SlotTable, Told};
 
 use crate::backend::cpu::matmul::Arithmetic;
 use crate::backend::{Backend, BackendError, SharedBytes, ops};
