@@ -23,7 +23,8 @@ same() {
   if cmp -s "$2" "$3"; then echo "$1: the same bits"; else echo "$1: OTHER BITS"; failed=1; fi
 }
 
-# streamed NAME SLOTS... -- ARGUMENTS: runs with SLOTS (host:gpu) against the resident run of the same arguments
+# streamed NAME SLOTS... -- ARGUMENTS: runs with SLOTS (host:gpu) against the resident run of the same arguments, each once with experts found on
+# the GPU and once by the host
 streamed() {
   local name=$1 slots=()
   shift
@@ -33,9 +34,15 @@ streamed() {
   for split in "${slots[@]}"; do
     local host=${split%:*} gpu=${split#*:}
     local log="$out/$name-$host-$gpu"
-    quiet "$log" "$ds4" "$@" --backend cuda --ssd-streaming --ssd-streaming-cache-experts "$host" --gpu-cache "$gpu" \
-      --dump-logits "$out/streamed.safetensors" --stats-json "$log.json" || continue
-    same "$name streamed, $host slots in host memory and $gpu on the GPU" "$out/resident.safetensors" "$out/streamed.safetensors"
+    local tiers=(--backend cuda --ssd-streaming --ssd-streaming-cache-experts "$host" --gpu-cache "$gpu")
+    local what="$name streamed, $host slots in host memory and $gpu on the GPU"
+    quiet "$log" "$ds4" "$@" "${tiers[@]}" --dump-logits "$out/streamed.safetensors" --stats-json "$log.json" || continue
+    same "$what" "$out/resident.safetensors" "$out/streamed.safetensors"
+    same "$what, text" "$out/$name-resident.txt" "$log.txt"
+    quiet "$log-host" "$ds4" "$@" "${tiers[@]}" --no-graph --dump-logits "$out/routed.safetensors" --stats-json "$log-host.json" || continue
+    same "$what, --no-graph" "$out/resident.safetensors" "$out/routed.safetensors"
+    same "$what, --no-graph, text" "$out/$name-resident.txt" "$log-host.txt"
+    found_by "$log.json" "$log-host.json"
     grep -hE "hit rate|tiers" "$log.log" || true
     python3 - "$log.json" <<'PY'
 import json, sys
@@ -44,6 +51,17 @@ if known:
     print(f"ds4: experts that token ids name: {known['uses']} uses below the GPU's slots, {known['misses']} of them demand misses")
 PY
   done
+}
+
+# found_by DEFAULT NO_GRAPH: which ways the two runs that were compared went
+found_by() {
+  python3 - "$@" <<'PY' || failed=1
+import json, sys
+device, host = (json.load(open(p))["gpu"]["found_rows"] for p in sys.argv[1:])
+note = "" if device else " (experts of a type without kernels of their own: the host found them both times)"
+print(f"tokens that found their experts on the GPU: {device}, with --no-graph {host}{note}")
+sys.exit(host != 0)
+PY
 }
 
 if has ops; then

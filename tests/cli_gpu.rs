@@ -78,6 +78,26 @@ fn a_driver_that_is_no_use_leaves_the_processor() {
 }
 
 #[test]
+fn devices_without_the_instructions_of_the_kernels() {
+    let parts = ["CUDA device 0 (Stub GPU 0)", "compute capability 7.5", "need 8.0 or later", "--gpu-devices"];
+    refuses(&[("STUB_CAPABILITY", "75")], &parts);
+    // Nothing was compiled for it, and the processor serves whoever did not ask for a GPU.
+    if let Some(mut command) = on_stub(&[("STUB_CAPABILITY", "75")], &["-p", "x", "-n", "1"]) {
+        let ran = finish(&mut command).ok();
+        assert!(
+            ran.stderr.contains("(no GPU: CUDA device 0 (Stub GPU 0) has compute capability 7.5"),
+            "{}",
+            ran.stderr
+        );
+    }
+    // The oldest that has them gets as far as the kernel that fails here.
+    let at_least = [("STUB_CAPABILITY", "80"), ("STUB_KERNEL", "rms_norm")];
+    if let Some(mut command) = on_stub(&at_least, &ASK) {
+        finish(&mut command).failed_late(1, &["CUDA_ERROR_LAUNCH_FAILED"]);
+    }
+}
+
+#[test]
 fn kernels_that_the_driver_does_not_load() {
     let old = [("STUB_LOAD", "222"), ("STUB_VERSION", "12080")];
     let parts =

@@ -35,6 +35,11 @@ pub enum OpenError {
     NoDevice { wanted: usize, found: usize },
     #[error("CUDA device {ordinal} cannot be used: {reason}; {hint}")]
     Context { ordinal: usize, reason: String, hint: &'static str },
+    #[error(
+        "CUDA device {ordinal} ({name}) has compute capability {major}.{minor}, and the kernels need {}.{} or later; name another device with --gpu-devices",
+        faults::CAPABILITY_LEAST.0, faults::CAPABILITY_LEAST.1
+    )]
+    TooOld { ordinal: usize, name: String, major: u32, minor: u32 },
     #[error(transparent)]
     Kernels(#[from] LoadError),
 }
@@ -159,6 +164,10 @@ impl Device {
         let bounce = unsafe { result::malloc_host(BOUNCE, 0) }.map_err(refused)?;
         let bounce = Bounce { start: bounce.expose_provenance() };
         let properties = properties(&context).map_err(refused)?;
+        let (major, minor) = properties.capability;
+        if properties.capability < faults::CAPABILITY_LEAST {
+            return Err(OpenError::TooOld { ordinal, name: properties.name, major, minor });
+        }
         let modules = Modules::load(properties.capability, text_only)?;
         let recent = Mutex::new(([""; RECENT], 0));
         let (counts, awaiting, lost) = (Counts::default(), Awaiting::default(), OnceLock::new());

@@ -16,6 +16,9 @@ pub struct Version {
 /// The oldest version whose drivers have all calls of this program: the time between two events changed its name then.
 pub(super) const DRIVER_LEAST: Version = Version { major: 12, minor: 8 };
 
+/// The oldest compute capability that has what the kernels are written in: asynchronous copies and 8-bit tensor products of this shape.
+pub(super) const CAPABILITY_LEAST: (u32, u32) = (8, 0);
+
 impl Version {
     /// From 1000 times the major and 10 times the minor number.
     fn of_number(number: i32) -> Self {
