@@ -283,8 +283,8 @@ fn a_hold_for_a_copy_keeps_an_expert_and_counts_nothing() {
     assert!(cache.hold_present(key(1), 0).is_none(), "it is not there");
     take_all(&cache, &image, 0, &ids(&[0, 1, 2, 3]), Phase::Decode).unwrap();
     let before = cache.stats();
-    assert!(cache.hold_present(key(1), 6).is_none(), "requests would be left too few slots");
-    let mut held = cache.hold_present(key(1), 5).unwrap();
+    assert!(cache.hold_present(key(1), 8).is_none(), "requests would be left too few slots");
+    let mut held = cache.hold_present(key(1), 7).unwrap();
     assert_eq!((held.next_ready().unwrap(), held.len()), (Some(0), 1));
     let expected = cache.request(LayerIdx(0), &ids(&[1]), Phase::Decode).unwrap();
     let mut expected = expected;
