@@ -4,12 +4,15 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use crate::backend::Backend;
 #[cfg(feature = "cuda")]
 use crate::backend::cuda;
 use crate::engine::EngineError;
 use crate::engine::options::{DeviceChoice, EngineOptions};
 use crate::engine::stats::GpuStats;
+use crate::engine::token_time::PassClock;
 use crate::models::supply::{ExpertSupply, RowSupply};
 use crate::models::{Model, ModelRunner, RunnerOptions, SweepCounts};
 
@@ -108,6 +111,8 @@ pub(super) trait Placed: Send + Sync {
         options: RunnerOptions,
         rows: Option<Arc<dyn RowSupply>>,
     ) -> Result<Box<dyn ModelRunner>, EngineError>;
+    /// Takes the time of a GPU's passes; handed out once.
+    fn take_times(&self) -> Option<Box<dyn PassClock>>;
     /// What the GPU did.
     fn gpu_stats(&self) -> Option<GpuStats>;
     /// What the model's sweeps did.
@@ -123,6 +128,7 @@ pub(super) struct On<B: Backend> {
     pub model: Arc<dyn Model<B>>,
     pub experts: Arc<dyn ExpertSupply<B>>,
     pub read_gpu: Option<ReadGpu>,
+    pub times: Mutex<Option<Box<dyn PassClock>>>,
 }
 
 impl<B: Backend> Placed for On<B> {
@@ -136,6 +142,10 @@ impl<B: Backend> Placed for On<B> {
         rows: Option<Arc<dyn RowSupply>>,
     ) -> Result<Box<dyn ModelRunner>, EngineError> {
         Ok(Arc::clone(&self.model).runner(options, Arc::clone(&self.experts), rows)?)
+    }
+
+    fn take_times(&self) -> Option<Box<dyn PassClock>> {
+        self.times.lock().take()
     }
 
     fn gpu_stats(&self) -> Option<GpuStats> {

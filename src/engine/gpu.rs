@@ -4,12 +4,15 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cuda::{self, CudaBackend, DeviceCounters, Registered};
 use crate::engine::EngineError;
 use crate::engine::device::{On, ReadGpu};
 use crate::engine::gpu_experts::{GpuExperts, slot_bytes};
 use crate::engine::gpu_rows::RowTable;
+use crate::engine::gpu_times::GpuTimes;
 use crate::engine::metadata::FileMetadata;
 use crate::engine::one_memory;
 use crate::engine::options::EngineOptions;
@@ -77,9 +80,11 @@ pub(super) fn place(
     let loaded = backend.device().counters();
     let read_gpu: ReadGpu = {
         let (backend, experts) = (Arc::clone(&backend), Arc::clone(&experts));
-        Box::new(move || read(&backend, &experts, &loaded))
+        let bus = experts.bus_gb_per_s().unwrap_or(0.0);
+        Box::new(move || GpuStats { bus_gb_per_s: bus, ..read(&backend, &experts, &loaded) })
     };
-    Ok(On { backend, model, experts, read_gpu: Some(read_gpu) })
+    let times = GpuTimes { backend: Arc::clone(&backend), experts: Arc::clone(&experts) };
+    Ok(On { backend, model, experts, read_gpu: Some(read_gpu), times: Mutex::new(Some(Box::new(times))) })
 }
 
 /// Makes the arena of the host's slots known to the device, so that uploads from it are as fast as the bus. A device that refuses says so
@@ -159,11 +164,13 @@ fn read(backend: &CudaBackend, experts: &GpuExperts, loaded: &DeviceCounters) ->
         launches: device.launches,
         graphs: device.graphs,
         waits: device.waits,
+        wait_ms: device.wait_ns as f64 / 1e6,
         registered_bytes: experts.registered_bytes() as u64,
         upload_bytes: device.upload_bytes,
         download_bytes: device.download_bytes,
         // Bytes a nanosecond.
         upload_gb_per_s: (device.timed_upload_bytes - loaded.timed_upload_bytes) as f64
             / (device.timed_upload_ns - loaded.timed_upload_ns).max(1) as f64,
+        bus_gb_per_s: 0.0,
     }
 }

@@ -4,20 +4,24 @@
 
 mod answer;
 mod awaiting;
+mod bus;
 mod device;
 mod faults;
+mod gate_times;
 mod kernel_names;
 mod launch;
 mod memory;
 mod modules;
 mod segments;
 mod slot_table;
+mod timeline;
 
 use std::any::Any;
 use std::sync::Arc;
 
 pub use device::{Device, DeviceCounters, OpenError, Properties, Registered};
 pub use faults::Version;
+pub use gate_times::GateTimes;
 pub use memory::{CudaBuf, CudaIds, CudaMat, CudaView, MatShape, Upload};
 pub use modules::LoadError;
 pub use slot_table::{CHANGES_MAX, ExpertShape, NAMED_MAX, Room, SlotPass, SlotTable, Told};

@@ -231,11 +231,7 @@ impl<B: Backend> Moe<'_, B> {
     }
 
     /// As [`Self::row`], with experts that the device finds by itself: everything is queued, nothing is waited for.
-    pub fn row_found(
-        &mut self,
-        found: &mut dyn RowExperts<B>,
-        next: Option<&MoeWeights<B>>,
-    ) -> Result<(), ModelError> {
+    pub fn row_found(&mut self, found: &mut dyn RowExperts<B>, next: Option<&MoeWeights<B>>) -> Result<(), ModelError> {
         let (layer, k, limit) = (LayerIdx(self.layer as u16), self.sizes.k, self.rules.limit);
         let w = &mut *self.work;
         let (ids, weights, sorted) = (&w.router_ids, &w.router_weights, &mut w.expert_weights);
