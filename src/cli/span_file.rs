@@ -50,6 +50,10 @@ impl Writing {
             let between = if std::mem::take(&mut self.is_first) { "" } else { ",\n" };
             self.failure = write!(out, "{between}{value}").err();
         }
+        if self.failure.is_some() {
+            // The subscriber lives as long as the process: what it kept would never be taken away.
+            self.out = None;
+        }
     }
 
     /// Draws a stretch of `row` in the first lane that was free by then.

@@ -323,8 +323,6 @@ fn widest_sweep(config: &dyn ModelConfig, runner: &RunnerOptions, usable: Bytes)
     fits * runner.chunk
 }
 
-/// Addresses that the C library reserves for what one thread allocates, with its stack.
-const THREAD_ADDRESSES: u64 = 66 << 20;
 /// Threads beside those that compute: readers, and those that load the weights.
 const OTHER_THREADS: usize = 4;
 
@@ -332,7 +330,7 @@ const OTHER_THREADS: usize = 4;
 fn memory_facts(options: &EngineOptions) -> Result<plan::Facts, EngineError> {
     let facts = sys::memory_facts()?;
     let threads = options.threads.unwrap_or_else(sys::cpu_count) + OTHER_THREADS;
-    let reserved = THREAD_ADDRESSES.saturating_mul(threads as u64);
+    let reserved = sys::thread_addresses().0.saturating_mul(threads as u64);
     let address_space = facts.address_space.map(|left| Bytes(left.0.saturating_sub(reserved)));
     Ok(plan::Facts { address_space, simulated_used: options.simulated_used, ..facts })
 }
