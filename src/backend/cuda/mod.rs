@@ -14,6 +14,7 @@ mod launch;
 mod memory;
 mod modules;
 mod segments;
+mod sides;
 mod slot_table;
 mod timeline;
 
@@ -38,11 +39,14 @@ use launch::attention_mma::Scores;
 use launch::matmul::Rounded;
 use launch::meeting::Meeting;
 use memory::{Bytes, Stager};
+use sides::Side;
 
 /// Ops on a GPU.
 pub struct CudaBackend {
     // Dropped before the device that they are memory of.
     rounded: Rounded,
+    /// Of ops that run beside others.
+    rounded_beside: Rounded,
     scores: Scores,
     meeting: Meeting,
     stager: Stager,
@@ -74,6 +78,7 @@ impl CudaBackend {
     pub fn new(device: Arc<Device>, arithmetic: Arithmetic) -> Self {
         Self {
             rounded: Rounded::new(),
+            rounded_beside: Rounded::new(),
             scores: Scores::new(),
             meeting: Meeting::new(),
             stager: Stager::new(),
@@ -103,6 +108,11 @@ impl CudaBackend {
     /// The device.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Where ops that are queued now round activations.
+    fn rounded(&self) -> &Rounded {
+        if self.device.is_beside() { &self.rounded_beside } else { &self.rounded }
     }
 
     /// How activations enter products.
@@ -262,6 +272,18 @@ impl Backend for CudaBackend {
         self.answer.take(&self.device, dst)
     }
 
+    fn fork(&self) -> Result<(), BackendError> {
+        self.device.fork(Side::Ops)
+    }
+
+    fn aside<E: From<BackendError>>(&self, f: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        self.device.beside(Side::Ops, f)
+    }
+
+    fn join(&self) -> Result<(), BackendError> {
+        self.device.join(Side::Ops)
+    }
+
     fn clear(&self, dst: &mut CudaBuf, at: usize, len: usize) -> Result<(), BackendError> {
         self.device.zero(dst.bytes.at + part(dst.len, at, len), 4 * len)
     }
@@ -295,7 +317,7 @@ impl Backend for CudaBackend {
     }
 
     fn matmul(&self, op: ops::Matmul<'_, '_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
-        launch::matmul::matmul(&self.device, &self.rounded, self.arithmetic, op, out)
+        launch::matmul::matmul(&self.device, self.rounded(), self.arithmetic, op, out)
     }
 
     fn matmul_pair(
@@ -304,7 +326,7 @@ impl Backend for CudaBackend {
         out_a: &mut CudaBuf,
         out_b: &mut CudaBuf,
     ) -> Result<(), BackendError> {
-        launch::matmul::matmul_pair(&self.device, &self.rounded, self.arithmetic, op, (out_a, out_b))
+        launch::matmul::matmul_pair(&self.device, self.rounded(), self.arithmetic, op, (out_a, out_b))
     }
 
     fn rms_norm(&self, op: ops::RmsNorm<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
@@ -397,7 +419,7 @@ impl Backend for CudaBackend {
     ) -> Result<(), BackendError> {
         // Kernels exist where they pay: 8-bit activations on quantised experts.
         if launch::experts_row::is_fused(self.arithmetic, &op) {
-            return launch::experts_row::experts_row(&self.device, &self.rounded, op, out);
+            return launch::experts_row::experts_row(&self.device, self.rounded(), op, out);
         }
         crate::backend::cpu::experts_row::experts_row(self, op, out)
     }
