@@ -466,9 +466,9 @@ impl Device {
     }
 
     /// Ops from now on begin when what was started in `lane` so far has ended; `event` is used for it.
-    pub(super) fn join(&self, lane: Lane, event: &CudaEvent) -> Result<(), BackendError> {
+    pub(super) fn wait_for_lane(&self, lane: Lane, event: &CudaEvent) -> Result<(), BackendError> {
         self.mark(event, lane)?;
-        self.check("joining kernels", self.stream.wait(event))
+        self.check("waiting for kernels beside the ops", self.sides.ops().wait(event))
     }
 
     /// Host to device beside the kernels: `len` bytes at `src`, after `free` and the uploads before; kernels started in `lane` from now on wait for

@@ -345,7 +345,7 @@ impl SlotPass<'_> {
     /// # Errors
     /// Failures of the device; the pass is given up then.
     pub fn end(mut self) -> Result<(), BackendError> {
-        self.table.device.join(Lane::Arranging, &self.table.changed)?;
+        self.table.device.wait_for_lane(Lane::Arranging, &self.table.changed)?;
         self.is_over = true;
         // A device that failed says so to whoever asks it next.
         let _ = self.table.times.ask(&self.table.device);
