@@ -251,6 +251,7 @@ pub fn run_all() -> Result<(), String> {
         );
         println!("{:<17} {:<42} {:>9} {:>8} {:>9} {:>8}", "op", "shape", "NMSE", "limit", "us", "GB/s");
     }
+    beside::check(&mut rig);
     rows::cases(&mut rig);
     attending::cases(&mut rig);
     selection::cases(&mut rig);
@@ -259,7 +260,6 @@ pub fn run_all() -> Result<(), String> {
     swept::cases(&mut rig);
     grids::check()?;
     slots::check(&mut rig);
-    beside::check(&mut rig);
     let missing: Vec<_> = ops_of_the_trait().into_iter().filter(|op| !rig.seen.contains(op)).collect();
     if !missing.is_empty() || ops_of_the_trait().len() < 20 {
         return Err(format!("ops without a case: {}", missing.join(", ")));
