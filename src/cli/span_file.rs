@@ -18,7 +18,7 @@ use crate::cli::CliError;
 use crate::cli::whole_file::WholeFile;
 use crate::obs::spans::{self, Row};
 
-const ROWS: [Row; 10] = [
+const ROWS: [Row; 11] = [
     Row::Passes,
     Row::Layers,
     Row::HostWaits,
@@ -26,6 +26,7 @@ const ROWS: [Row; 10] = [
     Row::GpuLayers,
     Row::GpuWaits,
     Row::Uploads,
+    Row::Arranging,
     Row::Waits,
     Row::Reads,
     Row::Clock,

@@ -6,15 +6,16 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::backend::Backend;
 #[cfg(feature = "cuda")]
 use crate::backend::cuda;
+use crate::backend::{Backend, BackendError};
 use crate::engine::EngineError;
 use crate::engine::options::{DeviceChoice, EngineOptions};
 use crate::engine::stats::GpuStats;
 use crate::engine::token_time::PassClock;
 use crate::models::supply::{ExpertSupply, RowSupply};
 use crate::models::{Model, ModelRunner, RunnerOptions, SweepCounts};
+use crate::units::Bytes;
 
 /// The device that was chosen, and why.
 #[derive(Clone)]
@@ -51,6 +52,18 @@ impl Chosen {
         }
     }
 
+    /// What is free of the GPU's memory; `None` on the processor.
+    ///
+    /// # Errors
+    /// Failures of the device.
+    pub fn free_memory(&self) -> Result<Option<Bytes>, BackendError> {
+        match self {
+            Self::Cpu { .. } => Ok(None),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(device) => Ok(Some(Bytes(device.memory()?.0))),
+        }
+    }
+
     /// Why the processor computes, if that is not what was asked for.
     pub fn why(&self) -> Option<&str> {
         match self {
@@ -84,6 +97,9 @@ pub(super) fn choose(options: &EngineOptions) -> Result<Chosen, EngineError> {
         }
         if !options.finds_experts {
             return Err(EngineError::NoGpuForRows { why: why() });
+        }
+        if options.gpu_sums.is_some() {
+            return Err(EngineError::NoGpuForSums { why: why() });
         }
     }
     Ok(chosen)

@@ -2,12 +2,10 @@
 //! Never waits except where a caller asks for bytes. Surprising fact: an error of a kernel shows at a later call, so the names of the
 //! kernels since the last wait are kept and told with it.
 
-use std::any::Any;
 use std::borrow::Cow;
 use std::fmt::Write as _;
-use std::ops::Range;
 use std::os::raw::c_void;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -19,6 +17,7 @@ use super::awaiting::{Awaiting, BOUNCE};
 use super::faults::{self, Version};
 use super::modules::{LoadError, Modules};
 use super::segments::Recorded;
+use super::sides::{Side, Sides};
 use super::timeline::Timeline;
 use crate::backend::BackendError;
 use crate::obs::spans::{self, Detail, Row};
@@ -84,14 +83,14 @@ pub struct DeviceCounters {
 }
 
 #[derive(Default)]
-struct Counts {
+pub(super) struct Counts {
     launches: AtomicU64,
     graphs: AtomicU64,
     waits: AtomicU64,
     wait_ns: AtomicU64,
-    upload_bytes: AtomicU64,
+    pub(super) upload_bytes: AtomicU64,
     aside_bytes: AtomicU64,
-    download_bytes: AtomicU64,
+    pub(super) download_bytes: AtomicU64,
     timed_upload_bytes: AtomicU64,
     timed_upload_ns: AtomicU64,
 }
@@ -127,17 +126,17 @@ pub struct Device {
     /// Uploads that kernels need not wait for before they are used.
     uploads: Arc<CudaStream>,
     arranging: Arc<CudaStream>,
+    /// Where ops go while they are recorded.
+    pub(super) sides: Sides,
     bounce: Bounce,
-    awaiting: Awaiting,
+    pub(super) awaiting: Awaiting,
     context: Arc<CudaContext>,
     properties: Properties,
-    counts: Counts,
+    pub(super) counts: Counts,
     /// Ring of kernel names, and how many were launched since the last wait.
     recent: Mutex<([&'static str; RECENT], usize)>,
     /// The first error after which this process cannot use the device any more.
     lost: OnceLock<String>,
-    /// While ops are recorded: what they are so far, in one number, and whether the last one was a kernel.
-    recording: Mutex<Option<(u64, bool)>>,
 }
 
 pub(super) fn text(error: DriverError) -> String {
@@ -171,6 +170,7 @@ impl Device {
         let stream = context.new_stream().map_err(refused)?;
         let uploads = context.new_stream().map_err(refused)?;
         let arranging = context.new_stream().map_err(refused)?;
+        let sides = Sides::new(&context, &stream).map_err(refused)?;
         // SAFETY: a plain allocation, given back once, when the device is dropped.
         let bounce = unsafe { result::malloc_host(BOUNCE, 0) }.map_err(refused)?;
         let bounce = Bounce { start: bounce.expose_provenance() };
@@ -188,6 +188,7 @@ impl Device {
             stream,
             uploads,
             arranging,
+            sides,
             bounce,
             awaiting,
             context,
@@ -195,7 +196,6 @@ impl Device {
             counts,
             recent,
             lost,
-            recording: Mutex::new(None),
         })
     }
 
@@ -245,7 +245,7 @@ impl Device {
     }
 
     pub(super) fn raw_stream(&self) -> sys::CUstream {
-        self.stream.cu_stream()
+        self.sides.ops().cu_stream()
     }
 
     pub(super) fn uploads(&self) -> &CudaStream {
@@ -254,7 +254,7 @@ impl Device {
 
     fn lane(&self, lane: Lane) -> &CudaStream {
         match lane {
-            Lane::Ops => &self.stream,
+            Lane::Ops => self.sides.ops(),
             Lane::Arranging => &self.arranging,
         }
     }
@@ -266,30 +266,29 @@ impl Device {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream lives as long as `self`.
         self.check("recording", unsafe { result::stream::begin_capture(self.raw_stream(), mode) })?;
-        *self.recording.lock() = Some((0, false));
+        self.sides.begin();
         Ok(())
     }
 
     /// What was recorded.
     pub(super) fn end_recording(&self) -> Result<Recorded, BackendError> {
         self.bind()?;
-        let kind = self.recording.lock().take();
+        let joined = self.join(Side::Coefficients).and_then(|()| self.join(Side::Ops));
+        let kind = self.sides.end();
         // SAFETY: the stream lives as long as `self`.
         let graph = self.check("recording", unsafe { result::stream::end_capture(self.raw_stream()) })?;
-        Ok(Recorded::new(graph, kind.map_or(0, |(kind, _)| kind)))
+        joined?;
+        Ok(Recorded::new(graph, kind))
     }
 
     /// Whether ops are being recorded.
     pub(super) fn is_recording(&self) -> bool {
-        self.recording.lock().is_some()
+        self.sides.is_recording()
     }
 
     /// An op called `what` is queued. Returns whether it may follow a kernel before that has quite ended: in a graph only what is behind a kernel.
     fn note(&self, what: &'static str, is_kernel: bool) -> bool {
-        let Some((kind, is_behind_kernel)) = &mut *self.recording.lock() else { return true };
-        // Names are static: their addresses tell them apart.
-        *kind = (kind.rotate_left(5) ^ what.as_ptr() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        std::mem::replace(is_behind_kernel, is_kernel)
+        self.sides.note(what, is_kernel)
     }
 
     /// Starts a graph called `what` behind the ops so far.
@@ -427,15 +426,6 @@ impl Device {
         self.end_op()
     }
 
-    /// As [`Self::upload`], of bytes that must not change before the ops queued so far have ended.
-    pub(super) fn upload_kept(&self, src: &HostBytes, len: usize, at: u64) -> Result<(), BackendError> {
-        self.bind()?;
-        assert!(len <= src.len, "{len} bytes of {}", src.len);
-        self.counts.upload_bytes.fetch_add(len as u64, Ordering::Relaxed);
-        // SAFETY: the caller owns `len` bytes at `at`; the source lives until its drop, which waits.
-        self.check("an upload", unsafe { result::memcpy_htod_async(at, &src.read()[..len], self.raw_stream()) })
-    }
-
     /// An event for [`Self::mark`] and [`Self::upload_span`]; nobody waits for it until it is marked.
     pub(super) fn event(&self) -> Result<CudaEvent, BackendError> {
         self.check("making an event", self.context.new_event(None))
@@ -482,7 +472,7 @@ impl Device {
         self.counts.upload_bytes.fetch_add(len as u64, Ordering::Relaxed);
         self.counts.aside_bytes.fetch_add(len as u64, Ordering::Relaxed);
         self.check("an upload", self.uploads.wait(free))?;
-        let drawn = self.upload_clock()?;
+        let drawn = self.beside_clock()?;
         for [began, _] in clock.into_iter().chain(&drawn) {
             self.check("an upload", began.record(&self.uploads))?;
         }
@@ -492,32 +482,9 @@ impl Device {
         for [_, ended] in clock.into_iter().chain(&drawn) {
             self.check("an upload", ended.record(&self.uploads))?;
         }
-        drawn.into_iter().for_each(|drawn| self.note_drawn_upload(drawn, len));
+        drawn.into_iter().for_each(|drawn| self.note_beside(Row::Uploads, "upload", drawn, len));
         self.check("an upload", arrived.record(&self.uploads))?;
         self.check("an upload", self.lane(lane).wait(arrived))
-    }
-
-    /// Host memory that the device writes by itself.
-    pub(super) fn host_bytes(self: &Arc<Self>, len: usize) -> Result<HostBytes, BackendError> {
-        self.bind()?;
-        self.awaiting.take_turn("allocating host memory")?;
-        // SAFETY: a plain allocation, given back once, when the result is dropped.
-        let start = self.check("allocating host memory", unsafe { result::malloc_host(len, 0) })?;
-        // SAFETY: `len` bytes were allocated at `start`.
-        unsafe { start.cast::<u8>().write_bytes(0, len) };
-        Ok(HostBytes { device: Arc::clone(self), start: start.expose_provenance(), len })
-    }
-
-    /// Device to host behind the kernels so far; `len` bytes of `dst` are there when an event marked after this has come.
-    pub(super) fn download_aside(&self, at: u64, dst: &mut HostBytes, len: usize) -> Result<(), BackendError> {
-        self.bind()?;
-        assert!(len <= dst.len, "{len} bytes into {}", dst.len);
-        self.counts.download_bytes.fetch_add(len as u64, Ordering::Relaxed);
-        let to = std::ptr::with_exposed_provenance_mut::<u8>(dst.start);
-        // SAFETY: `dst` has that many bytes, is nobody else's, and outlives the copy: its drop waits.
-        let to = unsafe { std::slice::from_raw_parts_mut(to, len) };
-        // SAFETY: the caller owns `len` bytes at `at`.
-        self.check("a download", unsafe { result::memcpy_dtoh_async(to, at, self.raw_stream()) })
     }
 
     /// The host has waited since `begun` for `what`: counts and draws that.
@@ -604,8 +571,12 @@ impl Device {
         lane: Lane,
     ) -> Result<(), BackendError> {
         self.bind()?;
-        if lane == Lane::Ops {
-            self.begin_op(&Cow::Borrowed(kernel))?;
+        let drawn = match lane {
+            Lane::Ops => self.begin_op(&Cow::Borrowed(kernel)).map(|()| None)?,
+            Lane::Arranging => self.beside_clock()?,
+        };
+        if let Some([began, _]) = &drawn {
+            self.mark(began, lane)?;
         }
         let function = self.modules.function(kernel, shared);
         let mut params = [std::ptr::null_mut::<c_void>(); 24];
@@ -642,113 +613,14 @@ impl Device {
             unsafe { sys::cuLaunchKernelEx(&config, function.handle, params.as_mut_ptr(), std::ptr::null_mut()) };
         let started = started.result();
         self.check("a launch", started)?;
-        if lane == Lane::Ops { self.end_op() } else { Ok(()) }
-    }
-}
-
-/// Host memory that the driver gave out.
-pub(super) struct HostBytes {
-    device: Arc<Device>,
-    start: usize,
-    len: usize,
-}
-
-impl HostBytes {
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Where kernels find it: host memory of the driver has one address on both sides.
-    pub(super) fn address(&self) -> u64 {
-        self.start as u64
-    }
-
-    /// Word `index`, which kernels may write or read at any time.
-    pub(super) fn word(&self, index: usize) -> &AtomicU32 {
-        assert!(4 * index + 4 <= self.len, "word {index} of {} bytes", self.len);
-        let at = std::ptr::with_exposed_provenance_mut::<u32>(self.start + 4 * index);
-        // SAFETY: inside the allocation, which is aligned to pages and lives as long as `self`; the host only looks at words atomically.
-        unsafe { AtomicU32::from_ptr(at) }
-    }
-
-    /// All bytes; nothing may be on its way.
-    pub(super) fn write(&mut self) -> &mut [u8] {
-        let start = std::ptr::with_exposed_provenance_mut::<u8>(self.start);
-        // SAFETY: `len` bytes that live as long as `self`, zeroed at first, borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(start, self.len) }
-    }
-
-    /// What was written; nothing may be on its way.
-    pub(super) fn read(&self) -> &[u8] {
-        let start = std::ptr::with_exposed_provenance::<u8>(self.start);
-        // SAFETY: `len` bytes that live as long as `self`, zeroed at first; writers borrow `self` mutably.
-        unsafe { std::slice::from_raw_parts(start, self.len) }
-    }
-}
-
-impl Drop for HostBytes {
-    fn drop(&mut self) {
-        if self.device.wait().is_ok() {
-            // SAFETY: from `host_bytes`, and no copy is under way.
-            let _ = unsafe { result::free_host(std::ptr::with_exposed_provenance_mut::<c_void>(self.start)) };
-        }
-    }
-}
-
-/// Host memory that the device knows.
-pub struct Registered {
-    device: Arc<Device>,
-    start: usize,
-    len: usize,
-    /// Dropped last: the memory stays mapped while it is registered.
-    _owner: Arc<dyn Any + Send + Sync>,
-}
-
-impl Registered {
-    /// Bytes.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Its first byte.
-    pub(super) fn pointer(&self) -> *const c_void {
-        std::ptr::with_exposed_provenance(self.start)
-    }
-
-    /// Whether all of `span` is in it.
-    pub(super) fn holds(&self, span: &Range<usize>) -> bool {
-        self.start <= span.start && span.end <= self.start + self.len
-    }
-}
-
-impl Device {
-    /// Makes host memory known to the device until the result is dropped.
-    pub(super) fn register(
-        device: &Arc<Self>,
-        start: usize,
-        len: usize,
-        owner: Arc<dyn Any + Send + Sync>,
-    ) -> Result<Registered, BackendError> {
-        device.bind()?;
-        let at = std::ptr::with_exposed_provenance_mut::<c_void>(start);
-        // SAFETY: the range is only described to the driver, which refuses what is not mapped; `owner` keeps it mapped until the drop below.
-        let done = unsafe { sys::cuMemHostRegister_v2(at, len, 0).result() };
-        device.check("registering host memory", done)?;
-        Ok(Registered { device: Arc::clone(device), start, len, _owner: owner })
-    }
-}
-
-impl Drop for Registered {
-    fn drop(&mut self) {
-        if self.device.wait().is_ok() {
-            let at = std::ptr::with_exposed_provenance_mut::<c_void>(self.start);
-            // SAFETY: registered by `register`, and no transfer is under way.
-            let _ = unsafe { sys::cuMemHostUnregister(at).result() };
+        match drawn {
+            None if lane == Lane::Arranging => Ok(()),
+            None => self.end_op(),
+            Some(drawn) => {
+                self.mark(&drawn[1], lane)?;
+                self.note_beside(Row::Arranging, kernel, drawn, 0);
+                Ok(())
+            }
         }
     }
 }

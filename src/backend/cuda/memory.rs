@@ -8,7 +8,8 @@ use std::sync::Arc;
 use cudarc::driver::CudaEvent;
 use parking_lot::Mutex;
 
-use super::device::{Device, HostBytes, Lane, Registered};
+use super::device::{Device, Lane};
+use super::host_memory::{HostBytes, Registered};
 use super::launch::Launch;
 use crate::backend::BackendError;
 use crate::quant::QuantType;
