@@ -224,6 +224,8 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// `best = [1]`: where the largest of `count` values is, the lowest place among equals; -1 if one of them is NaN or infinity, or none is
     /// above minus infinity.
     fn best_of(&self, op: ops::BestOf<'_, Self>, best: &mut Self::Ids) -> Result<(), BackendError>;
+    /// `drawn = [1]`: a place among `count` values, drawn by the rule: the same for the same number on every device; -1 where `best_of` is.
+    fn draw(&self, op: ops::Draw<'_, Self>, drawn: &mut Self::Ids) -> Result<(), BackendError>;
 
     /// Adds gated n-gram memory to the streams, in place; `gates = [rows, streams]` is what was applied.
     fn engram_gate(

@@ -60,7 +60,7 @@ fn graphics(gpu: &GpuStats, tokens: u64, drive: u64) -> [String; 2] {
     let percent = |part: u64| 100.0 * part as f64 / uses.max(1) as f64;
     let done = format!(
         "{}: {} expert slots ({}), {} hits, {} misses, {} evictions, {} uploaded (experts at {:.1} GB/s), {} launches, {} graphs and {} waits a token, \
-         {} tokens that found their experts without the host",
+         {} tokens chosen by it, {} that found their experts without the host",
         gpu.name,
         gpu.cache_slots,
         Bytes(gpu.cache_bytes),
@@ -72,6 +72,7 @@ fn graphics(gpu: &GpuStats, tokens: u64, drive: u64) -> [String; 2] {
         gpu.launches / tokens.max(1),
         gpu.graphs / tokens.max(1),
         gpu.waits / tokens.max(1),
+        gpu.chosen_tokens,
         gpu.found_rows
     );
     let tiers = format!(
@@ -177,6 +178,7 @@ mod tests {
             launches: 1000,
             graphs: 70,
             waits: 50,
+            chosen_tokens: 8,
             registered_bytes: 0,
             upload_bytes: 3 << 30,
             download_bytes: 0,
@@ -187,7 +189,7 @@ mod tests {
             done.starts_with("card: 7 expert slots (7.00 MiB), 60 hits, 40 misses, 33 evictions, 3.00 GiB"),
             "{done}"
         );
-        let end = "100 launches, 7 graphs and 5 waits a token, 9 tokens that found their experts without the host";
+        let end = "100 launches, 7 graphs and 5 waits a token, 8 tokens chosen by it, 9 that found their experts without the host";
         assert!(done.ends_with(end), "{done}");
         assert_eq!(
             tiers,

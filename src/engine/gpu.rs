@@ -153,6 +153,7 @@ fn read(backend: &CudaBackend, experts: &GpuExperts, loaded: &DeviceCounters) ->
         found_rows: counts.found_rows,
         launches: device.launches,
         graphs: device.graphs,
+        chosen_tokens: device.choices,
         waits: device.waits,
         registered_bytes: experts.registered_bytes() as u64,
         upload_bytes: device.upload_bytes,

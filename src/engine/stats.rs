@@ -70,6 +70,8 @@ pub struct GpuStats {
     pub launches: u64,
     /// Graphs started, of kernels that the GPU runs one after another.
     pub graphs: u64,
+    /// Tokens chosen on the GPU, greedily or at a temperature: the host waited for an id where it would have waited for the logits.
+    pub chosen_tokens: u64,
     /// Times that the host waited for the GPU.
     pub waits: u64,
     /// Host memory that the GPU reads directly.

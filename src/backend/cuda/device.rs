@@ -66,6 +66,8 @@ pub struct DeviceCounters {
     pub launches: u64,
     /// Graphs started: recorded kernels and copies that the device runs one after another.
     pub graphs: u64,
+    /// Tokens chosen on the device.
+    pub choices: u64,
     /// Times that the host waited for the stream.
     pub waits: u64,
     pub upload_bytes: u64,
@@ -79,6 +81,7 @@ pub struct DeviceCounters {
 struct Counts {
     launches: AtomicU64,
     graphs: AtomicU64,
+    choices: AtomicU64,
     waits: AtomicU64,
     upload_bytes: AtomicU64,
     download_bytes: AtomicU64,
@@ -204,12 +207,18 @@ impl Device {
         DeviceCounters {
             launches: get(&c.launches),
             graphs: get(&c.graphs),
+            choices: get(&c.choices),
             waits: get(&c.waits),
             upload_bytes: get(&c.upload_bytes),
             download_bytes: get(&c.download_bytes),
             timed_upload_bytes: get(&c.timed_upload_bytes),
             timed_upload_ns: get(&c.timed_upload_ns),
         }
+    }
+
+    /// A token is chosen here and not by the host.
+    pub(super) fn count_choice(&self) {
+        self.counts.choices.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Free and total bytes of the device's memory.

@@ -26,6 +26,7 @@ use crate::backend::cpu::matmul::Arithmetic;
 use crate::backend::{Backend, BackendError, SharedBytes, ops};
 use crate::quant::QuantType;
 use answer::Answer;
+use launch::draw::DrawMemory;
 use launch::matmul::Rounded;
 use launch::meeting::Meeting;
 use memory::{Bytes, Stager};
@@ -35,6 +36,7 @@ pub struct CudaBackend {
     // Dropped before the device that they are memory of.
     rounded: Rounded,
     meeting: Meeting,
+    draw_memory: DrawMemory,
     stager: Stager,
     answer: Answer,
     arithmetic: Arithmetic,
@@ -64,6 +66,7 @@ impl CudaBackend {
         Self {
             rounded: Rounded::new(),
             meeting: Meeting::new(),
+            draw_memory: DrawMemory::new(),
             stager: Stager::new(),
             answer: Answer::new(),
             arithmetic,
@@ -386,7 +389,13 @@ impl Backend for CudaBackend {
     }
 
     fn best_of(&self, op: ops::BestOf<'_, Self>, best: &mut CudaIds) -> Result<(), BackendError> {
+        self.device.count_choice();
         launch::best_of::best_of(&self.device, &self.meeting, op, best)
+    }
+
+    fn draw(&self, op: ops::Draw<'_, Self>, drawn: &mut CudaIds) -> Result<(), BackendError> {
+        self.device.count_choice();
+        launch::draw::draw(&self.device, (&self.meeting, &self.draw_memory), op, drawn)
     }
 
     fn engram_gate(

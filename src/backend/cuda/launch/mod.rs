@@ -6,6 +6,7 @@ pub(super) mod attention;
 pub(super) mod best_of;
 pub(super) mod candidate_blocks;
 pub(super) mod combine_experts;
+pub(super) mod draw;
 pub(super) mod embed;
 pub(super) mod engram_gate;
 pub(super) mod expert_gate;
