@@ -352,12 +352,15 @@ fn prompts_that_are_none() {
     for text in ["first", "-1", "", "70000", "0 "] {
         ds4_b(&["-p", "x", "--gpu-devices", text]).failed(2, &["--gpu-devices"]);
     }
+    ds4_b(&["-p", "x", "--cpu", "--gpu-uploads", "direct"]).failed(2, &["--gpu-uploads needs a GPU", "--cpu"]);
+    ds4_b(&["-p", "x", "--gpu-uploads", "fast"]).failed(2, &["--gpu-uploads", "direct"]);
     ds4_b(&["-p", "x", "--cpu", "--no-graph"]).failed(2, &["--no-graph", "--cpu"]);
     if !has_gpu() {
         ds4_b(&["-p", "x", "--backend", "cuda"]).failed(1, &["no GPU", "--backend cpu"]);
         ds4_b(&["-p", "x", "--gpu-cache", "8"]).failed(1, &["--gpu-cache needs a GPU", "no GPU"]);
         // A GPU that was named is never replaced by the processor.
         ds4_b(&["-p", "x", "--gpu-devices", "0"]).failed(1, &["no GPU", "--backend cpu"]);
+        ds4_b(&["-p", "x", "--gpu-uploads", "copy"]).failed(1, &["--gpu-uploads needs a GPU", "no GPU"]);
         ds4_b(&["-p", "x", "--no-graph"]).failed(1, &["--no-graph needs a GPU", "no GPU"]);
     }
 }

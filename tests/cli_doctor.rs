@@ -53,7 +53,7 @@ fn json_has_facts_rates_and_bounds() {
 fn the_table_has_all_sections() {
     let text = doctor(b(), &[]).ok().text();
     for part in
-        ["Machine", "  kernel", "  memlock", "  GPU", "Drive under the model", "Model file", "Prediction", "auto"]
+        ["Machine", "  kernel", "  memlock", "  GPU", "  GPU rates", "Drive under the model", "Model file", "Prediction", "auto"]
     {
         assert!(text.contains(part), "{part} in {text}");
     }

@@ -26,6 +26,9 @@ pub enum BackendError {
     /// The worker threads could not be started.
     #[error("{backend}: cannot start {threads} threads: {reason}; use fewer --threads")]
     Threads { backend: &'static str, threads: usize, reason: String },
+    /// The driver does not take memory of the host.
+    #[error("{backend}: the driver does not make {bytes} bytes of host memory known to the GPU: {reason}")]
+    HostMemory { backend: &'static str, bytes: usize, reason: String },
     /// The device failed; nothing that it computed since the last download can be trusted.
     #[error(
         "{backend}: {what} failed: {reason}; start again, with CUDA_LAUNCH_BLOCKING=1 to learn which kernel it was"

@@ -39,6 +39,7 @@ pub fn lines(stats: &RunStats) -> Vec<String> {
     if let Some(gpu) = &stats.gpu {
         let tokens = stats.generated_tokens + stats.prompt_tokens;
         lines.extend(graphics(gpu, tokens, if stats.is_streaming { stats.expert_misses } else { 0 }));
+        lines.extend(in_place(gpu));
     }
     if let Some(verify) = &stats.verify {
         lines.push(format!(
@@ -82,6 +83,16 @@ fn graphics(gpu: &GpuStats, tokens: u64, drive: u64) -> [String; 2] {
         percent(drive.min(gpu.expert_misses))
     );
     [done, tiers]
+}
+
+/// How experts reached a GPU whose kernels can read the host's memory.
+fn in_place(gpu: &GpuStats) -> Option<String> {
+    let (host, own) = (gpu.host_read_gb_per_s?, gpu.own_read_gb_per_s?);
+    let way = match gpu.in_place_bytes {
+        0 => "experts were copied".to_owned(),
+        bytes => format!("{} of experts were read where they landed", Bytes(bytes)),
+    };
+    Some(format!("kernels read {host:.1} GB/s of host memory and {own:.1} GB/s of the GPU's own: {way}"))
 }
 
 fn streaming(stats: &RunStats) -> Vec<String> {
@@ -180,6 +191,9 @@ mod tests {
             waits: 50,
             chosen_tokens: 8,
             registered_bytes: 0,
+            in_place_bytes: 0,
+            host_read_gb_per_s: None,
+            own_read_gb_per_s: None,
             upload_bytes: 3 << 30,
             download_bytes: 0,
             upload_gb_per_s: 48.5,
@@ -194,6 +208,19 @@ mod tests {
         assert_eq!(
             tiers,
             "tiers: 60.0 % of 100 experts in GPU memory, 25.0 % in host memory, 15.0 % read from the drive"
+        );
+        assert_eq!(in_place(&gpu), None);
+        let read = |in_place_bytes| GpuStats {
+            in_place_bytes,
+            host_read_gb_per_s: Some(200.0),
+            own_read_gb_per_s: Some(250.0),
+            ..gpu.clone()
+        };
+        let rates = "kernels read 200.0 GB/s of host memory and 250.0 GB/s of the GPU's own: ";
+        assert_eq!(in_place(&read(0)).unwrap(), format!("{rates}experts were copied"));
+        assert_eq!(
+            in_place(&read(3 << 20)).unwrap(),
+            format!("{rates}3.00 MiB of experts were read where they landed")
         );
         // Nothing was asked: no division by zero.
         let idle = GpuStats { expert_hits: 0, expert_misses: 0, ..gpu };

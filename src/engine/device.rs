@@ -4,11 +4,15 @@
 
 use std::sync::Arc;
 
+use serde::Serialize;
+
 use crate::backend::Backend;
 #[cfg(feature = "cuda")]
 use crate::backend::cuda;
 use crate::engine::EngineError;
-use crate::engine::options::{DeviceChoice, EngineOptions};
+#[cfg(feature = "cuda")]
+use crate::engine::gpu_uploads;
+use crate::engine::options::{DeviceChoice, EngineOptions, GpuUploads};
 use crate::engine::stats::GpuStats;
 use crate::models::supply::{ExpertSupply, RowSupply};
 use crate::models::{Model, ModelRunner, RunnerOptions, SweepCounts};
@@ -48,6 +52,22 @@ impl Chosen {
         }
     }
 
+    /// What kernels of the GPU read a second of the host's memory and of its own, measured now.
+    ///
+    /// # Errors
+    /// Why it was not measured, in words.
+    pub fn read_rates(&self) -> Result<GpuRates, String> {
+        match self {
+            Self::Cpu { why } => Err(why.clone().unwrap_or_else(|| "the processor was asked for".to_owned())),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(device) => {
+                let rates = gpu_uploads::measure(device)?;
+                let (host_gb_per_s, own_gb_per_s) = (rates.host_gb_per_s, rates.own_gb_per_s);
+                Ok(GpuRates { name: device.properties().name.clone(), host_gb_per_s, own_gb_per_s })
+            }
+        }
+    }
+
     /// Why the processor computes, if that is not what was asked for.
     pub fn why(&self) -> Option<&str> {
         match self {
@@ -56,6 +76,16 @@ impl Chosen {
             Self::Cuda(_) => None,
         }
     }
+}
+
+/// What kernels of a GPU that do nothing else read a second, in 1e9 bytes.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct GpuRates {
+    pub name: String,
+    /// Of host memory that the GPU knows.
+    pub host_gb_per_s: f64,
+    /// Of memory that the GPU gave out.
+    pub own_gb_per_s: f64,
 }
 
 /// The device for `options`.
@@ -78,6 +108,9 @@ pub(super) fn choose(options: &EngineOptions) -> Result<Chosen, EngineError> {
         let why = || why.clone().unwrap_or_else(|| "the processor was asked for".to_owned());
         if options.gpu_budget.is_some() {
             return Err(EngineError::NoGpuForCache { why: why() });
+        }
+        if options.gpu_uploads != GpuUploads::Auto {
+            return Err(EngineError::NoGpuForUploads { why: why() });
         }
         if !options.finds_experts {
             return Err(EngineError::NoGpuForRows { why: why() });

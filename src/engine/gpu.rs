@@ -5,11 +5,12 @@
 use std::sync::Arc;
 
 use crate::backend::cpu::CpuBackend;
-use crate::backend::cuda::{self, CudaBackend, DeviceCounters, Registered};
+use crate::backend::cuda::{self, CudaBackend, DeviceCounters, ReadRates};
 use crate::engine::EngineError;
 use crate::engine::device::{On, ReadGpu};
 use crate::engine::gpu_experts::{GpuExperts, slot_bytes};
 use crate::engine::gpu_rows::RowTable;
+use crate::engine::gpu_uploads::{self, HostSlots};
 use crate::engine::metadata::FileMetadata;
 use crate::engine::one_memory;
 use crate::engine::options::EngineOptions;
@@ -62,7 +63,7 @@ pub(super) fn place(
     prepared: &Prepared,
     routes: Routes,
 ) -> Result<On<CudaBackend>, EngineError> {
-    let registered = register(&backend, &arena);
+    let HostSlots { registered, rates } = gpu_uploads::prepare(&backend, &arena, options.gpu_uploads)?;
     let layers = prepared.layout.experts.clone();
     let slots = slots(&backend, options, prepared, slot_bytes(&layers) as u64)?;
     let (_, _, top_k) = prepared.config.expert_shape();
@@ -76,25 +77,9 @@ pub(super) fn place(
     let loaded = backend.device().counters();
     let read_gpu: ReadGpu = {
         let (backend, experts) = (Arc::clone(&backend), Arc::clone(&experts));
-        Box::new(move || read(&backend, &experts, &loaded))
+        Box::new(move || read(&backend, &experts, (&loaded, rates)))
     };
     Ok(On { backend, model, experts, read_gpu: Some(read_gpu) })
-}
-
-/// Makes the arena of the host's slots known to the device, so that uploads from it are as fast as the bus. A device that refuses says so
-/// once, and uploads are copied by the driver.
-fn register(backend: &CudaBackend, arena: &[Piece]) -> Vec<Registered> {
-    let mut registered = Vec::with_capacity(arena.len());
-    for piece in arena {
-        match backend.register(piece.start, piece.len, Arc::clone(&piece.owner)) {
-            Ok(guard) => registered.push(guard),
-            Err(error) => {
-                tracing::warn!("{error}; uploads of experts will be several times slower");
-                break;
-            }
-        }
-    }
-    registered
 }
 
 fn work_bytes(prepared: &Prepared) -> u64 {
@@ -138,7 +123,11 @@ fn slots(
     Ok(wanted.min(experts) as usize)
 }
 
-fn read(backend: &CudaBackend, experts: &GpuExperts, loaded: &DeviceCounters) -> GpuStats {
+fn read(
+    backend: &CudaBackend,
+    experts: &GpuExperts,
+    (loaded, rates): (&DeviceCounters, Option<ReadRates>),
+) -> GpuStats {
     let (counts, device) = (experts.counts(), backend.device().counters());
     let (slots, bytes) = experts.size();
     GpuStats {
@@ -156,6 +145,9 @@ fn read(backend: &CudaBackend, experts: &GpuExperts, loaded: &DeviceCounters) ->
         chosen_tokens: device.choices,
         waits: device.waits,
         registered_bytes: experts.registered_bytes() as u64,
+        in_place_bytes: device.in_place_bytes,
+        host_read_gb_per_s: rates.map(|rates| rates.host_gb_per_s),
+        own_read_gb_per_s: rates.map(|rates| rates.own_gb_per_s),
         upload_bytes: device.upload_bytes,
         download_bytes: device.download_bytes,
         // Bytes a nanosecond.

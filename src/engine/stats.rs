@@ -76,6 +76,11 @@ pub struct GpuStats {
     pub waits: u64,
     /// Host memory that the GPU reads directly.
     pub registered_bytes: u64,
+    /// Bytes of experts that kernels read in host memory instead of a copy.
+    pub in_place_bytes: u64,
+    /// What kernels read of host memory and of the GPU's own, in 1e9 bytes a second; absent where the way of experts needed no measurement.
+    pub host_read_gb_per_s: Option<f64>,
+    pub own_read_gb_per_s: Option<f64>,
     pub upload_bytes: u64,
     pub download_bytes: u64,
     /// Rate of the uploads of experts whose time was taken (one of 16), in 1e9 bytes a second while they were under way; 0 without any.

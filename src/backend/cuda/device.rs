@@ -2,9 +2,7 @@
 //! Never waits except where a caller asks for bytes. Surprising fact: an error of a kernel shows at a later call, so the names of the
 //! kernels since the last wait are kept and told with it.
 
-use std::any::Any;
 use std::fmt::Write as _;
-use std::ops::Range;
 use std::os::raw::c_void;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -68,6 +66,8 @@ pub struct DeviceCounters {
     pub graphs: u64,
     /// Tokens chosen on the device.
     pub choices: u64,
+    /// Bytes of experts that kernels read in the host's memory.
+    pub in_place_bytes: u64,
     /// Times that the host waited for the stream.
     pub waits: u64,
     pub upload_bytes: u64,
@@ -82,6 +82,7 @@ struct Counts {
     launches: AtomicU64,
     graphs: AtomicU64,
     choices: AtomicU64,
+    in_place_bytes: AtomicU64,
     waits: AtomicU64,
     upload_bytes: AtomicU64,
     download_bytes: AtomicU64,
@@ -208,6 +209,7 @@ impl Device {
             launches: get(&c.launches),
             graphs: get(&c.graphs),
             choices: get(&c.choices),
+            in_place_bytes: get(&c.in_place_bytes),
             waits: get(&c.waits),
             upload_bytes: get(&c.upload_bytes),
             download_bytes: get(&c.download_bytes),
@@ -219,6 +221,13 @@ impl Device {
     /// A token is chosen here and not by the host.
     pub(super) fn count_choice(&self) {
         self.counts.choices.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Kernels in `lane` up to `event` read `bytes` of registered memory: who waits for uploads waits for them.
+    pub(super) fn note_in_place(&self, bytes: usize, event: &CudaEvent, lane: Lane) -> Result<(), BackendError> {
+        self.counts.in_place_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.mark(event, lane)?;
+        self.check("waiting for kernels", self.uploads.wait(event))
     }
 
     /// Free and total bytes of the device's memory.
@@ -649,59 +658,6 @@ impl Drop for HostBytes {
         if self.device.wait().is_ok() {
             // SAFETY: from `host_bytes`, and no copy is under way.
             let _ = unsafe { result::free_host(std::ptr::with_exposed_provenance_mut::<c_void>(self.start)) };
-        }
-    }
-}
-
-/// Host memory that the device knows.
-pub struct Registered {
-    device: Arc<Device>,
-    start: usize,
-    len: usize,
-    /// Dropped last: the memory stays mapped while it is registered.
-    _owner: Arc<dyn Any + Send + Sync>,
-}
-
-impl Registered {
-    /// Bytes.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Whether all of `span` is in it.
-    pub(super) fn holds(&self, span: &Range<usize>) -> bool {
-        self.start <= span.start && span.end <= self.start + self.len
-    }
-}
-
-impl Device {
-    /// Makes host memory known to the device until the result is dropped.
-    pub(super) fn register(
-        device: &Arc<Self>,
-        start: usize,
-        len: usize,
-        owner: Arc<dyn Any + Send + Sync>,
-    ) -> Result<Registered, BackendError> {
-        device.bind()?;
-        let at = std::ptr::with_exposed_provenance_mut::<c_void>(start);
-        // SAFETY: the range is only described to the driver, which refuses what is not mapped; `owner` keeps it mapped until the drop below.
-        let done = unsafe { sys::cuMemHostRegister_v2(at, len, 0).result() };
-        device.check("registering host memory", done)?;
-        Ok(Registered { device: Arc::clone(device), start, len, _owner: owner })
-    }
-}
-
-impl Drop for Registered {
-    fn drop(&mut self) {
-        if self.device.wait().is_ok() {
-            let at = std::ptr::with_exposed_provenance_mut::<c_void>(self.start);
-            // SAFETY: registered by `register`, and no transfer is under way.
-            let _ = unsafe { sys::cuMemHostUnregister(at).result() };
         }
     }
 }

@@ -10,16 +10,20 @@ mod kernel_names;
 mod launch;
 mod memory;
 mod modules;
+mod read_rate;
+mod registered;
 mod segments;
 mod slot_table;
 
 use std::any::Any;
 use std::sync::Arc;
 
-pub use device::{Device, DeviceCounters, OpenError, Properties, Registered};
+pub use device::{Device, DeviceCounters, OpenError, Properties};
 pub use faults::Version;
 pub use memory::{CudaBuf, CudaIds, CudaMat, CudaView, MatShape, Upload};
 pub use modules::LoadError;
+pub use read_rate::{RATE_BYTES, ReadRates, read_rates};
+pub use registered::{HostAccess, Registered};
 pub use slot_table::{CHANGES_MAX, ExpertShape, Room, SlotPass, SlotTable, Told};
 
 use crate::backend::cpu::matmul::Arithmetic;
@@ -94,8 +98,30 @@ impl CudaBackend {
         start: usize,
         len: usize,
         owner: Arc<dyn Any + Send + Sync>,
+        access: HostAccess,
     ) -> Result<Registered, BackendError> {
-        Device::register(&self.device, start, len, owner)
+        Registered::new(&self.device, (start, len), owner, access)
+    }
+
+    /// From now on kernels read experts in registered memory themselves, where they reach it, instead of a copy made before.
+    pub fn read_in_place(&self) {
+        self.stager.read_in_place();
+    }
+
+    /// How fast kernels read `host`; see [`read_rates`].
+    ///
+    /// # Errors
+    /// Failures of the device.
+    pub fn read_rates(&self, host: &Registered) -> Result<Option<ReadRates>, BackendError> {
+        read_rates(&self.device, host)
+    }
+
+    /// What kernels read in `host`; see [`read_rate::words_of`].
+    ///
+    /// # Errors
+    /// Failures of the device.
+    pub fn words_of(&self, host: &Registered) -> Result<Option<u64>, BackendError> {
+        read_rate::words_of(&self.device, host)
     }
 
     /// Memory for matrices that come and go.

@@ -20,6 +20,7 @@ pub(super) mod index_scores;
 pub(super) mod matmul;
 mod matmul_row;
 pub(super) mod meeting;
+pub(super) mod memory_rate;
 pub(super) mod move_rows;
 pub(super) mod pool_groups;
 pub(super) mod pool_pairs;
