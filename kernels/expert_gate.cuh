@@ -9,12 +9,22 @@ constexpr int EXPERTS_MAX = 16, CHANGES_MAX = 2 * EXPERTS_MAX;
 // Looks at the gate between two looks at host memory.
 constexpr int LOOKS = 32;
 
+// Nanoseconds of the device's clock; all its kernels see the same one.
+__device__ __forceinline__ u64 clock_ns() {
+    u64 now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    return now;
+}
+
+// Times of a layer: its choice, the first look at its gate, and when that was found open.
+constexpr int CHOSEN = 0, LOOKED = 1, OPENED = 2;
+
 __device__ __forceinline__ u32 look(const u32 *at) { return *(const volatile u32 *)at; }
 
 // ids, weights: [k] as the router chose; table: [experts] addresses of slots, 0 where there is none; sorted, sorted_weights: [k] by rising id.
 // told (host memory): the ids, whether all are there, the number of the pass. One warp.
 extern "C" __global__ void __launch_bounds__(32) resolve_experts(
-    const int *ids, const float *weights, const u64 *table, int *sorted, float *sorted_weights, u32 *told, u32 *gate, u32 pass, int k
+    const int *ids, const float *weights, const u64 *table, int *sorted, float *sorted_weights, u32 *told, u32 *gate, u32 pass, int k, u64 *times
 ) {
     previous_ended();
     int i = threadIdx.x;
@@ -38,14 +48,16 @@ extern "C" __global__ void __launch_bounds__(32) resolve_experts(
     if (i != 0) return;
     if (are_all) *(volatile u32 *)gate = pass;
     *(volatile u32 *)told = pass;
+    times[CHOSEN] = clock_ns();
 }
 
 // Waits until `gate` is open for `pass`, then looks up the slots of the experts `sorted`; none if `stop` (host memory) names the pass.
 // One warp.
 extern "C" __global__ void __launch_bounds__(32) await_experts(
-    const u32 *gate, const u32 *stop, u32 pass, const u64 *table, const int *sorted, u64 *slots, int k
+    const u32 *gate, const u32 *stop, u32 pass, const u64 *table, const int *sorted, u64 *slots, int k, u64 *times
 ) {
     previous_ended();
+    u64 looked = clock_ns();
     bool is_open = true;
     for (int looks = 1; look(gate) != pass; looks++) {
         if (looks % LOOKS == 0 && look(stop) == pass) {
@@ -57,6 +69,16 @@ extern "C" __global__ void __launch_bounds__(32) await_experts(
     __threadfence();
     int i = threadIdx.x;
     if (i < k) slots[i] = is_open ? ((const volatile u64 *)table)[sorted[i]] : 0;
+    if (i == 0) {
+        times[LOOKED] = looked;
+        times[OPENED] = clock_ns();
+    }
+}
+
+// Writes the time: who knows when this ran on another clock can translate. One thread.
+extern "C" __global__ void __launch_bounds__(32) stamp_clock(u64 *at) {
+    previous_ended();
+    if (threadIdx.x == 0) *at = clock_ns();
 }
 
 // Entries of the table that change.

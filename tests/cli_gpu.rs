@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use cli_rig::drawing::drawn;
 use cli_rig::made_models::{b, folder};
 use cli_rig::{Live, Ran, command, finish, json, scratch};
 use serde_json::Value;
@@ -190,6 +191,90 @@ fn a_gpu_in_the_hosts_memory_has_one_cache() {
     );
 }
 
+/// One run on the stub with `args`: `--stats-json` and, if it was drawn, the rows.
+type Told = (serde_json::Value, std::collections::HashMap<String, Vec<cli_rig::drawing::Drawn>>);
+
+fn decoded(name: &str, is_drawn: bool, args: &[&str]) -> Option<Told> {
+    let folder = scratch(name);
+    let (stats, file) = (folder.join("stats.json"), folder.join("run.json"));
+    let mut command = on_stub(&[], &["-p", "hello there", "-n", "12", "--backend", "cuda", "--ssd-streaming"])?;
+    command.args(args).arg("--stats-json").arg(&stats);
+    if is_drawn {
+        command.arg("--trace-file").arg(&file);
+    }
+    let ran = finish(&mut command);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    Some((json(&stats), if is_drawn { drawn(&file) } else { Default::default() }))
+}
+
+#[test]
+fn both_routes_of_a_token_count_the_same() {
+    let Some((found, _)) = decoded("found", false, &[]) else { return };
+    let (asked, _) = decoded("asked", false, &["--no-graph"]).unwrap();
+    for key in ["expert_hits", "expert_misses", "evictions", "cache_slots"] {
+        assert_eq!(found["gpu"][key], asked["gpu"][key], "{key}");
+        assert_eq!(found[key], asked[key], "{key} of the host's cache");
+    }
+    // Eleven tokens behind the prompt; the first one warms the way up. Five layers in two graphs, and what follows them.
+    let count = |stats: &serde_json::Value, key: &str| stats["gpu"][key].as_u64().unwrap();
+    assert_eq!((count(&found, "found_rows"), count(&found, "graphs")), (10, 30));
+    assert_eq!((count(&asked, "found_rows"), count(&asked, "graphs")), (0, 0));
+    assert!(count(&found, "expert_misses") > 0 && count(&found, "waits") < count(&asked, "waits"));
+}
+
+#[test]
+fn a_tokens_time_adds_up_on_both_routes() {
+    for (name, args) in [("timed", &[][..]), ("timed-asked", &["--no-graph"])] {
+        let Some((stats, _)) = decoded(name, false, args) else { return };
+        let time = &stats["token_time"];
+        let ms = |key: &str| time[key].as_f64().unwrap_or_else(|| panic!("{key}: {time}"));
+        // The second of eleven tokens and the fifth behind it.
+        assert_eq!(time["tokens"], 2, "{time}");
+        let stalled = time["stalled_ms"].as_f64();
+        assert_eq!(stalled.is_some(), args.is_empty(), "{time}");
+        let device = ms("kernels_ms") + stalled.unwrap_or(0.0) + ms("idle_ms");
+        let host = ms("host_ms") + ms("gpu_wait_ms") + ms("drive_wait_ms");
+        for sum in [device, host] {
+            assert!((sum - ms("token_ms")).abs() < 1e-6 && ms("host_ms") > 0.0, "{sum}: {time}");
+        }
+        let (wait_ms, waits) = (stats["gpu"]["wait_ms"].as_f64().unwrap(), stats["gpu"]["waits"].as_u64().unwrap());
+        assert!(wait_ms > 0.0 && waits > 0, "{wait_ms} ms, {waits} waits");
+    }
+}
+
+#[test]
+fn what_a_gpu_does_is_drawn() {
+    let Some((stats, rows)) = decoded("drawn-found", true, &[]) else { return };
+    assert_eq!(stats["token_time"]["tokens"], 10, "all but the first");
+    let (_, asked) = decoded("drawn-asked", true, &["--no-graph"]).unwrap();
+    for rows in [&rows, &asked] {
+        // One thing at a time in each of them.
+        assert!(["gpu", "uploads", "passes"].iter().all(|row| rows[*row].iter().all(|s| s.lane == 1)));
+        // Each expert is missed once, and is one upload at most for each of its matrices.
+        let bytes: u64 = rows["uploads"].iter().map(|s| s.args["bytes"].as_u64().unwrap()).sum();
+        assert!(bytes > 0 && rows["uploads"].iter().all(|s| s.args["layer"].is_u64() && s.args["expert"].is_u64()));
+        let mut experts: Vec<_> = rows["uploads"].iter().map(|s| (&s.args["layer"], &s.args["expert"])).collect();
+        experts.sort_by_key(|(layer, expert)| (layer.as_u64(), expert.as_u64()));
+        experts.dedup();
+        assert_eq!(experts.len() as u64, stats["gpu"]["expert_misses"].as_u64().unwrap());
+        assert!(rows["host-waits"].iter().any(|s| s.what == "waiting for kernels"));
+        assert!(rows["gpu"].iter().any(|s| s.what == "route") && !rows["clock"].is_empty());
+        // Ops lie in passes: from 1 ms before, since the clocks are tied together with less doubt than that.
+        let passes = &rows["passes"];
+        let inside = |at: f64| passes.iter().any(|p| p.at - 1000.0 <= at && at <= p.at + p.took + 1000.0);
+        assert!(rows["gpu"].iter().all(|s| inside(s.at) && inside(s.at + s.took)));
+    }
+    let segments = |rows: &std::collections::HashMap<String, Vec<cli_rig::drawing::Drawn>>| {
+        let of = |name: &str| rows["gpu"].iter().filter(|s| s.what == name).count();
+        [of("layer 0"), of("layers 1 to 4"), of("after layer 4")]
+    };
+    assert_eq!((segments(&rows), segments(&asked)), ([10; 3], [0; 3]));
+    // Ten tokens of five layers, each behind a router and behind a gate.
+    let halves = |name: &str| rows["gpu-layers"].iter().filter(|s| s.what == name).count();
+    assert_eq!((halves("attention"), halves("experts, attention"), halves("shared expert")), (10, 40, 50));
+    assert!(!asked.contains_key("gpu-layers") && !asked.contains_key("gpu-waits"));
+}
+
 /// Statistics of an answer whose experts go through the host's slots, and what was said.
 fn streamed(name: &str, faults: &[(&str, &str)], more: &[&str]) -> Option<(Value, String)> {
     let path = scratch(name).join("stats.json");
@@ -213,7 +298,10 @@ fn the_way_of_experts_is_chosen_and_counted() {
     // What kernels read in place is not copied.
     for (name, integrated, more) in [("way-one", "1", &[][..]), ("way-direct", "0", &["--gpu-uploads", "direct"])] {
         let (in_place, copied_less) = ways(name, integrated, more).unwrap();
-        assert!(in_place > 0 && copied_less + in_place <= copied, "{name}: {in_place} in place, {copied_less} of {copied} copied");
+        assert!(
+            in_place > 0 && copied_less + in_place <= copied,
+            "{name}: {in_place} in place, {copied_less} of {copied} copied"
+        );
     }
 }
 
@@ -221,7 +309,10 @@ fn the_way_of_experts_is_chosen_and_counted() {
 fn host_memory_that_the_driver_does_not_take() {
     let known = |gpu: &Value| (gpu["registered_bytes"].as_u64().unwrap() > 0, gpu["in_place_bytes"].as_u64().unwrap());
     let Some((gpu, said)) = streamed("unregistered", &[("STUB_REGISTER", "801")], &[]) else { return };
-    assert!(said.contains("host memory known to the GPU: operation not supported (CUDA_ERROR_NOT_SUPPORTED)"), "{said}");
+    assert!(
+        said.contains("host memory known to the GPU: operation not supported (CUDA_ERROR_NOT_SUPPORTED)"),
+        "{said}"
+    );
     assert!(said.contains("several times slower"), "{said}");
     assert_eq!(known(&gpu), (false, 0));
     // Known to uploads, but not to kernels: what was chosen gives way, what was asked for does not.

@@ -6,6 +6,7 @@ mod cli_rig;
 use std::path::Path;
 
 use cache_policy::{Event, Phase, TraceHeader, TraceReader};
+use cli_rig::drawing::drawn;
 use cli_rig::made_models::b;
 use cli_rig::{Live, command, ds4_b, finish, json, names_in, scratch};
 use ds4::obs::snapshot::Snapshot;
@@ -63,25 +64,6 @@ fn snapshots_need_a_file_that_can_be_made() {
     }
 }
 
-/// The drawn stretches of `--trace-file`, by row: name, microseconds, arguments.
-fn drawn(path: &Path) -> std::collections::HashMap<String, Vec<(String, f64, serde_json::Value)>> {
-    let file = json(path);
-    let events = file["traceEvents"].as_array().unwrap();
-    let named = |e: &&serde_json::Value| e["name"] == "thread_name";
-    let names: std::collections::HashMap<u64, &str> = events
-        .iter()
-        .filter(named)
-        .map(|e| (e["tid"].as_u64().unwrap(), e["args"]["name"].as_str().unwrap().split(' ').next().unwrap()))
-        .collect();
-    let mut rows = std::collections::HashMap::<_, Vec<_>>::new();
-    for event in events.iter().filter(|e| e["ph"] == "X") {
-        let row = names[&event["tid"].as_u64().unwrap()].to_string();
-        let took = event["dur"].as_f64().unwrap();
-        rows.entry(row).or_default().push((event["name"].as_str().unwrap().into(), took, event["args"].clone()));
-    }
-    rows
-}
-
 #[test]
 fn the_drawn_run_agrees_with_the_counters() {
     let folder = scratch("drawn");
@@ -91,15 +73,15 @@ fn the_drawn_run_agrees_with_the_counters() {
     command.arg("-m").arg(b()).args(args).arg("--stats-json").arg(&stats).arg("--trace-file").arg(&file);
     finish(&mut command).ok();
     let (rows, stats) = (drawn(&file), json(&stats));
-    let count = |row: &str, name: &str| rows[row].iter().filter(|r| r.0 == name).count() as u64;
+    let count = |row: &str, name: &str| rows[row].iter().filter(|r| r.what == name).count() as u64;
     assert_eq!((count("passes", "prefill"), count("passes", "token")), (1, 11));
     // Five layers, each in two halves, in one sweep and eleven steps.
     assert_eq!((count("layers", "attention"), count("layers", "experts")), (60, 60));
     assert_eq!(rows["reads"].len() as u64, stats["reads"]["pieces"].as_u64().unwrap());
-    let bytes: u64 = rows["reads"].iter().filter_map(|r| r.2["bytes"].as_u64()).sum();
+    let bytes: u64 = rows["reads"].iter().filter_map(|r| r.args["bytes"].as_u64()).sum();
     assert!(bytes <= stats["reads"]["device_bytes"].as_u64().unwrap() && bytes > 0);
-    let whole: f64 = rows["passes"].iter().map(|r| r.1).sum();
-    let halves: f64 = rows["layers"].iter().map(|r| r.1).sum();
+    let whole: f64 = rows["passes"].iter().map(|r| r.took).sum();
+    let halves: f64 = rows["layers"].iter().map(|r| r.took).sum();
     assert!(halves <= whole && halves > 0.0, "{halves} us of {whole}");
     assert_eq!(names_in(&folder), ["run.json", "stats.json"], "nothing else is left behind");
 }

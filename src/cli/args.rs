@@ -266,7 +266,7 @@ pub struct DiagnosisArgs {
     /// Record the experts that every step requested, for ds4-cache
     #[arg(long, value_name = "FILE")]
     pub trace_routes: Option<PathBuf>,
-    /// Draw passes, layers, waits and reads over time, for ui.perfetto.dev (JSON)
+    /// Draw passes, layers, waits, reads and what a GPU does over time, for ui.perfetto.dev (JSON)
     #[arg(long, value_name = "FILE")]
     pub trace_file: Option<PathBuf>,
     /// Keep a file with the state of the running process, rewritten four times a second

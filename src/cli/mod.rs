@@ -24,6 +24,7 @@ pub mod session_file;
 pub mod snapshot_file;
 pub mod span_file;
 pub mod tasks;
+mod token_time;
 pub mod trace_file;
 pub mod watch;
 pub mod whole_file;

@@ -1,7 +1,7 @@
 //! The closing report: one run's counters as lines on stderr.
 //! Only words numbers of `RunStats`. Surprising fact: the first line is read by scripts and keeps its wording for ever.
 
-use crate::cli::output;
+use crate::cli::{output, token_time};
 use crate::engine::lookahead::{LookaheadStats, Recall};
 use crate::engine::stats::{GpuStats, RunStats};
 use crate::models::SweepCounts;
@@ -40,6 +40,7 @@ pub fn lines(stats: &RunStats) -> Vec<String> {
         let tokens = stats.generated_tokens + stats.prompt_tokens;
         lines.extend(graphics(gpu, tokens, if stats.is_streaming { stats.expert_misses } else { 0 }));
         lines.extend(in_place(gpu));
+        lines.extend(stats.token_time.iter().flat_map(|time| token_time::lines(time, gpu)));
     }
     if let Some(verify) = &stats.verify {
         lines.push(format!(
@@ -190,6 +191,7 @@ mod tests {
             graphs: 70,
             waits: 50,
             chosen_tokens: 8,
+            wait_ms: 7.5,
             registered_bytes: 0,
             in_place_bytes: 0,
             host_read_gb_per_s: None,
@@ -197,6 +199,7 @@ mod tests {
             upload_bytes: 3 << 30,
             download_bytes: 0,
             upload_gb_per_s: 48.5,
+            bus_gb_per_s: 52.0,
         };
         let [done, tiers] = graphics(&gpu, 10, 15);
         assert!(

@@ -1,4 +1,4 @@
-//! The file of `--trace-file`: passes, layers, waits and reads over time, in the JSON that ui.perfetto.dev and chrome://tracing open.
+//! The file of `--trace-file`: passes, layers, a GPU's work, waits and reads over time, in the JSON that ui.perfetto.dev and chrome://tracing open.
 //! Never fails a run before its end. Surprising fact: reads that overlap are drawn in lanes below each other, and a lane is chosen when a read
 //! has ended, because nothing is told of it before.
 
@@ -18,7 +18,20 @@ use crate::cli::CliError;
 use crate::cli::whole_file::WholeFile;
 use crate::obs::spans::{self, Row};
 
-const ROWS: [Row; 4] = [Row::Passes, Row::Layers, Row::Waits, Row::Reads];
+const ROWS: [Row; 10] = [
+    Row::Passes,
+    Row::Layers,
+    Row::HostWaits,
+    Row::Gpu,
+    Row::GpuLayers,
+    Row::GpuWaits,
+    Row::Uploads,
+    Row::Waits,
+    Row::Reads,
+    Row::Clock,
+];
+/// In microseconds: sums of times are rounded, and neighbours must not seem to overlap by that.
+const NANOSECOND: f64 = 1e-3;
 /// Tracks of one row, at most.
 const LANES_MAX: usize = 1000;
 
@@ -41,7 +54,7 @@ impl Writing {
 
     /// Draws a stretch of `row` in the first lane that was free by then.
     fn draw(&mut self, row: usize, (at, took): (f64, f64), what: &str, args: Map<String, Value>) {
-        let free = self.lanes[row].iter().position(|end| *end <= at);
+        let free = self.lanes[row].iter().position(|end| *end <= at + NANOSECOND);
         let lane = free.unwrap_or_else(|| self.lanes[row].len().min(LANES_MAX - 1));
         let track = row * LANES_MAX + lane;
         if lane == self.lanes[row].len() {

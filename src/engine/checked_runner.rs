@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::engine::lookahead::Lookahead;
 use crate::engine::passes::Passes;
 use crate::engine::routes::Routes;
+use crate::engine::token_time::TokenTimer;
 use crate::models::probe::Probe;
 use crate::models::state::{StateError, StatePart, StateSink, StateSource};
 use crate::models::supply::SupplyError;
@@ -37,6 +38,8 @@ pub(super) struct CheckedRunner {
     pub inner: Box<dyn ModelRunner>,
     pub reader: Option<Arc<dyn Reader>>,
     pub passes: Arc<Passes>,
+    /// Where a GPU computes.
+    pub times: Option<Arc<TokenTimer>>,
     pub routes: Routes,
     pub lookahead: Option<Arc<Lookahead>>,
     /// Number of the session, once it has a pass.
@@ -150,11 +153,15 @@ impl ModelRunner for CheckedRunner {
         let session = self.session();
         self.foresee(tokens);
         self.routes.begin_pass(session, before, tokens);
+        let timed = self.times.as_ref().and_then(|times| times.begin(tokens.len()));
         let begun = spans::begin();
         let result = self.inner.forward_watched(tokens, want, sink, probe, progress);
         if let Some(begun) = begun {
             let what = if tokens.len() == 1 { "token" } else { "prefill" };
             spans::end(Row::Passes, what, begun, Detail { rows: tokens.len() as u64, ..Detail::default() });
+        }
+        if let Some(times) = &self.times {
+            times.end(timed, result.is_ok());
         }
         self.routes.end_pass(result.is_ok());
         self.passes.count(tokens.len(), self.inner.len() - before);

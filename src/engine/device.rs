@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::backend::Backend;
@@ -14,6 +15,7 @@ use crate::engine::EngineError;
 use crate::engine::gpu_uploads;
 use crate::engine::options::{DeviceChoice, EngineOptions, GpuUploads};
 use crate::engine::stats::GpuStats;
+use crate::engine::token_time::PassClock;
 use crate::models::supply::{ExpertSupply, RowSupply};
 use crate::models::{Model, ModelRunner, RunnerOptions, SweepCounts};
 
@@ -141,6 +143,8 @@ pub(super) trait Placed: Send + Sync {
         options: RunnerOptions,
         rows: Option<Arc<dyn RowSupply>>,
     ) -> Result<Box<dyn ModelRunner>, EngineError>;
+    /// Takes the time of a GPU's passes; handed out once.
+    fn take_times(&self) -> Option<Box<dyn PassClock>>;
     /// What the GPU did.
     fn gpu_stats(&self) -> Option<GpuStats>;
     /// What the model's sweeps did.
@@ -156,6 +160,7 @@ pub(super) struct On<B: Backend> {
     pub model: Arc<dyn Model<B>>,
     pub experts: Arc<dyn ExpertSupply<B>>,
     pub read_gpu: Option<ReadGpu>,
+    pub times: Mutex<Option<Box<dyn PassClock>>>,
 }
 
 impl<B: Backend> Placed for On<B> {
@@ -169,6 +174,10 @@ impl<B: Backend> Placed for On<B> {
         rows: Option<Arc<dyn RowSupply>>,
     ) -> Result<Box<dyn ModelRunner>, EngineError> {
         Ok(Arc::clone(&self.model).runner(options, Arc::clone(&self.experts), rows)?)
+    }
+
+    fn take_times(&self) -> Option<Box<dyn PassClock>> {
+        self.times.lock().take()
     }
 
     fn gpu_stats(&self) -> Option<GpuStats> {

@@ -4,12 +4,15 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cuda::{self, CudaBackend, DeviceCounters, ReadRates};
 use crate::engine::EngineError;
 use crate::engine::device::{On, ReadGpu};
 use crate::engine::gpu_experts::{GpuExperts, slot_bytes};
 use crate::engine::gpu_rows::RowTable;
+use crate::engine::gpu_times::GpuTimes;
 use crate::engine::gpu_uploads::{self, HostSlots};
 use crate::engine::metadata::FileMetadata;
 use crate::engine::one_memory;
@@ -77,9 +80,11 @@ pub(super) fn place(
     let loaded = backend.device().counters();
     let read_gpu: ReadGpu = {
         let (backend, experts) = (Arc::clone(&backend), Arc::clone(&experts));
-        Box::new(move || read(&backend, &experts, (&loaded, rates)))
+        let bus = experts.bus_gb_per_s().unwrap_or(0.0);
+        Box::new(move || GpuStats { bus_gb_per_s: bus, ..read(&backend, &experts, (&loaded, rates)) })
     };
-    Ok(On { backend, model, experts, read_gpu: Some(read_gpu) })
+    let times = GpuTimes { backend: Arc::clone(&backend), experts: Arc::clone(&experts) };
+    Ok(On { backend, model, experts, read_gpu: Some(read_gpu), times: Mutex::new(Some(Box::new(times))) })
 }
 
 fn work_bytes(prepared: &Prepared) -> u64 {
@@ -144,6 +149,7 @@ fn read(
         graphs: device.graphs,
         chosen_tokens: device.choices,
         waits: device.waits,
+        wait_ms: device.wait_ns as f64 / 1e6,
         registered_bytes: experts.registered_bytes() as u64,
         in_place_bytes: device.in_place_bytes,
         host_read_gb_per_s: rates.map(|rates| rates.host_gb_per_s),
@@ -153,5 +159,6 @@ fn read(
         // Bytes a nanosecond.
         upload_gb_per_s: (device.timed_upload_bytes - loaded.timed_upload_bytes) as f64
             / (device.timed_upload_ns - loaded.timed_upload_ns).max(1) as f64,
+        bus_gb_per_s: 0.0,
     }
 }

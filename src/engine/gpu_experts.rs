@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::backend::BackendError;
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cpu::matmul::MatView;
-use crate::backend::cuda::{CudaBackend, CudaSlab, CudaView, MatShape, Registered, SLAB_ALIGN, Upload};
+use crate::backend::cuda::{CudaBackend, CudaSlab, CudaView, GateTimes, MatShape, Registered, SLAB_ALIGN, Upload};
 use crate::engine::gpu_rows::RowTable;
 use crate::engine::routes::Routes;
 use crate::models::supply::{ExpertLease, ExpertMats, ExpertSupply, Phase, RowExperts, SupplyError};
@@ -226,6 +226,17 @@ impl GpuExperts {
         self.registered.iter().map(Registered::len).sum()
     }
 
+    /// When the gates of the last timed pass were open; `None` where the host looks for experts.
+    pub(super) fn gate_times(&self) -> Option<&GateTimes> {
+        self.rows.as_ref().map(RowTable::gate_times)
+    }
+
+    /// What uploads from the lower tier reach while no expert is on its way, in 1e9 bytes a second; `None` where that cannot be told.
+    pub(super) fn bus_gb_per_s(&self) -> Option<f64> {
+        let source = self.registered.first()?;
+        self.backend.device().bus_gb_per_s(source, &self.slab).ok().flatten()
+    }
+
     pub(super) fn counts(&self) -> TierCounts {
         self.table.lock().counts
     }
@@ -437,6 +448,7 @@ impl ExpertLease<CudaBackend> for GpuLease<'_> {
         };
         let (position, mats) = (self.missing[index], below.mats(index));
         let slot = self.slots[position].0;
+        self.owner.backend.device().name_upload(self.layer.layer.0, self.ids[position].0);
         self.owner.upload(self.layer, slot, [mats.gate, mats.up, mats.down], self.way).map_err(failed)?;
         let key = ExpertKey::new(self.layer.layer.0, self.ids[position].0);
         self.slots[position] = (self.owner.table.lock().fill(key, slot), true);

@@ -9,7 +9,7 @@ use std::thread;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::backend::cuda::{CudaBackend, ExpertShape, Room, SlotPass, SlotTable, Told};
+use crate::backend::cuda::{CudaBackend, ExpertShape, GateTimes, Room, SlotPass, SlotTable, Told};
 use crate::engine::gpu_experts::{GpuExperts, GpuLease, failed, parts, room, shape};
 use crate::models::supply::{Phase, RowChoice, RowExperts, RowProducts, SupplyError};
 use crate::storage::layout::LayerExperts;
@@ -85,7 +85,13 @@ impl RowTable {
         let width = shapes().map(|s| s.width).max().unwrap_or(0);
         let room = Room { hidden, width, k, is_registered };
         let table = backend.slot_table(layers.len(), stride)?;
+        let table = table.with_names(layers.iter().map(|layer| layer.layer.0).collect());
         Ok(Some(Self { table, room, turn: Mutex::default(), stride }))
+    }
+
+    /// When the gates of the last timed pass were open.
+    pub(super) fn gate_times(&self) -> &GateTimes {
+        self.table.times()
     }
 
     /// Waits for a pass that finds experts by itself.

@@ -13,6 +13,8 @@ mod gpu_experts;
 #[cfg(feature = "cuda")]
 mod gpu_rows;
 #[cfg(feature = "cuda")]
+mod gpu_times;
+#[cfg(feature = "cuda")]
 mod gpu_uploads;
 mod host_plan;
 pub mod hotlist;
@@ -29,6 +31,7 @@ pub mod routes;
 pub mod slabs;
 pub mod stats;
 pub mod supply;
+pub mod token_time;
 mod trace_header;
 pub mod weights;
 
@@ -40,6 +43,7 @@ use std::time::Duration;
 
 use cache_policy::plan::{Plan, PlanError};
 use cache_policy::{ClassShape, TraceHeader, UnknownPolicy};
+use parking_lot::Mutex;
 
 use crate::backend::BackendError;
 use crate::backend::cpu::CpuBackend;
@@ -75,6 +79,7 @@ use prepare::{Prepared, prepare};
 use routes::Routes;
 use slabs::{Piece, SlabClass, SlabError, Slabs};
 use supply::{ResidentExperts, StreamedExperts, TableRows};
+use token_time::TokenTimer;
 use weights::FileWeights;
 
 /// Why there is no engine.
@@ -185,6 +190,8 @@ pub struct Engine {
     cache: Option<Arc<ExpertCache>>,
     routes: Routes,
     passes: Arc<Passes>,
+    /// Where a GPU computes.
+    times: Option<Arc<TokenTimer>>,
     lookahead: Option<Arc<Lookahead>>,
     known: Option<Arc<KnownExperts>>,
     /// An earlier list at the place where this run's popularity will be saved.
@@ -242,12 +249,14 @@ impl Engine {
         };
         let forecast = forecast.with_lookahead(lookahead.is_some());
         let placed = seat.place((experts, arena), options, &prepared, &routes)?;
+        let times = placed.take_times().map(|clock| Arc::new(TokenTimer::new(clock, drive_wait(&cache, &prepared))));
         Ok(Self {
             prepared,
             placed,
             cache,
             routes,
             passes: Arc::default(),
+            times,
             lookahead,
             known,
             older_hotlist,
@@ -271,7 +280,8 @@ impl Engine {
         // Once everything is in memory the file no longer matters.
         let reader = reads_on.then(|| Arc::clone(&self.prepared.reader));
         let (passes, routes) = (Arc::clone(&self.passes), self.routes.clone());
-        Ok(Box::new(CheckedRunner { inner, reader, passes, routes, lookahead: self.lookahead.clone(), session: None }))
+        let (lookahead, times) = (self.lookahead.clone(), self.times.clone());
+        Ok(Box::new(CheckedRunner { inner, reader, passes, times, routes, lookahead, session: None }))
     }
 
     /// A fresh sequence with another context length, in place of one with the planned length, which the caller has dropped.
@@ -318,6 +328,11 @@ impl Engine {
     /// What the GPU did; `None` on the processor.
     pub fn gpu_stats(&self) -> Option<stats::GpuStats> {
         self.placed.gpu_stats()
+    }
+
+    /// Where a decoded token's time went on a GPU whose uploads go at `gb_per_s`; `None` on the processor and before the second token.
+    pub fn token_time(&self, gb_per_s: f64) -> Option<token_time::TokenTime> {
+        self.times.as_ref()?.mean(gb_per_s)
     }
 
     /// The expert cache, when streaming.
@@ -411,6 +426,15 @@ impl Engine {
     }
 }
 
+/// Tells how long single tokens have waited for experts and rows from the drive, in nanoseconds.
+fn drive_wait(cache: &Option<Arc<ExpertCache>>, prepared: &Prepared) -> Box<dyn Fn() -> u64 + Send + Sync> {
+    let (cache, rows) = (cache.clone(), prepared.rows.clone());
+    Box::new(move || {
+        let experts = cache.as_ref().map_or(0, |cache| cache.stats().decode.wait_ns);
+        experts + rows.as_ref().map_or(0, |rows| rows.counters().wait_ns.get())
+    })
+}
+
 /// A model on its backend, before its experts have a supply.
 enum Seat {
     Cpu(Arc<CpuBackend>, Arc<dyn Model<CpuBackend>>),
@@ -464,7 +488,9 @@ impl Seat {
         drop(arena);
         match self {
             // Only a device has to know the memory of slots.
-            Self::Cpu(backend, model) => Ok(Box::new(On { backend, model, experts, read_gpu: None })),
+            Self::Cpu(backend, model) => {
+                Ok(Box::new(On { backend, model, experts, read_gpu: None, times: Mutex::default() }))
+            }
             #[cfg(feature = "cuda")]
             Self::Cuda(backend, model) => {
                 Ok(Box::new(gpu::place((backend, model), (experts, arena), options, prepared, routes.clone())?))

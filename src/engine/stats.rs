@@ -11,6 +11,7 @@ use crate::engine::advice::Advice;
 use crate::engine::forecast::{Achieved, DecodeSums, Forecast};
 use crate::engine::known::KnownStats;
 use crate::engine::lookahead::LookaheadStats;
+use crate::engine::token_time::TokenTime;
 use crate::models::SweepCounts;
 use crate::obs::{ReadSnapshot, RowSnapshot, VerifyCounters, VerifySnapshot};
 use crate::storage::expert_cache::CacheStats;
@@ -74,6 +75,8 @@ pub struct GpuStats {
     pub chosen_tokens: u64,
     /// Times that the host waited for the GPU.
     pub waits: u64,
+    /// How long it waited, for the choices of routers too.
+    pub wait_ms: f64,
     /// Host memory that the GPU reads directly.
     pub registered_bytes: u64,
     /// Bytes of experts that kernels read in host memory instead of a copy.
@@ -85,6 +88,8 @@ pub struct GpuStats {
     pub download_bytes: u64,
     /// Rate of the uploads of experts whose time was taken (one of 16), in 1e9 bytes a second while they were under way; 0 without any.
     pub upload_gb_per_s: f64,
+    /// What the bus gave at the start, when nothing else used it, in the same unit; 0 where that was not measured.
+    pub bus_gb_per_s: f64,
 }
 
 /// One run in numbers. Field names are part of the `--stats-json` format.
@@ -154,6 +159,8 @@ pub struct RunStats {
     pub drive: Option<DriveRates>,
     /// What the GPU did; absent on the processor.
     pub gpu: Option<GpuStats>,
+    /// Where a decoded token's time went on a GPU; absent on the processor and before the second token.
+    pub token_time: Option<TokenTime>,
     /// Everything the cache counted; zeros when nothing is streamed.
     pub cache: CacheStats,
     /// Everything the reader counted.
@@ -181,6 +188,8 @@ impl RunStats {
             row_wait_s: timings.decode_row_wait.as_secs_f64(),
             slot_wait_s: cache.decode.room_wait_ns as f64 / 1e9,
         };
+        let gpu = engine.gpu_stats();
+        let token_time = gpu.as_ref().and_then(|gpu| engine.token_time(gpu.upload_gb_per_s));
         let all_hit = cache.decode.all_hit as f64 / cache.decode.requests.max(1) as f64;
         Self {
             model: engine.prepared.file.path().display().to_string(),
@@ -232,7 +241,8 @@ impl RunStats {
             forecast: *engine.forecast(),
             achieved: Achieved::of(engine.forecast(), &sums),
             drive: engine.prepared.drive.clone(),
-            gpu: engine.gpu_stats(),
+            gpu,
+            token_time,
             cache,
             reads,
             rows,

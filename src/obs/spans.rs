@@ -1,9 +1,9 @@
-//! Stretches of time that are worth a picture: passes, layers, reads, waits. Each is told once, at its end, as an event of `tracing`.
+//! Stretches of time that are worth a picture: passes, layers, a GPU's work, reads, waits. Each is told once, at its end, as an event of `tracing`.
 //! Never keeps anything, and costs one comparison where nobody listens. Surprising fact: only the end of a stretch makes an event, so whoever
 //! draws them learns of a long one after the short ones within it.
 
 use std::sync::LazyLock;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Target of the events.
 pub const TARGET: &str = "ds4::span";
@@ -18,10 +18,22 @@ pub enum Row {
     Passes,
     /// Halves of a layer: the processor's work, waits included. On a device: what the host did for it.
     Layers,
+    /// What a GPU was given, from its beginning to its end: a few layers together, or single ops.
+    Gpu,
+    /// Parts of layers on a GPU that were given to it together, by its own clock.
+    GpuLayers,
+    /// A GPU stood still until an expert was there.
+    GpuWaits,
+    /// Experts on their way to a GPU.
+    Uploads,
+    /// The host stood still until a GPU had done or chosen something.
+    HostWaits,
     /// The processor stood still until something came from the drive.
     Waits,
     /// Reads of the drive; many at a time.
     Reads,
+    /// How far the clocks of host and GPU may be apart, and had gone apart, as lengths.
+    Clock,
 }
 
 impl Row {
@@ -30,8 +42,14 @@ impl Row {
         match self {
             Row::Passes => "passes",
             Row::Layers => "layers",
+            Row::Gpu => "gpu",
+            Row::GpuLayers => "gpu-layers",
+            Row::GpuWaits => "gpu-waits",
+            Row::Uploads => "uploads",
+            Row::HostWaits => "host-waits",
             Row::Waits => "waits",
             Row::Reads => "reads",
+            Row::Clock => "clock",
         }
     }
 }
@@ -63,11 +81,15 @@ pub fn begin() -> Option<Instant> {
 
 /// Tells of `what`, which began at `begun` and ends now.
 pub fn end(row: Row, what: &str, begun: Instant, detail: Detail) {
-    if !is_wanted() {
-        return;
+    if is_wanted() {
+        tell(row, what, (begun, begun.elapsed()), detail);
     }
-    let us = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64() * 1e6;
-    let (at, took) = (us(*EPOCH, begun), us(begun, Instant::now()));
+}
+
+/// Tells of `what`, which began at `begun` and took `took`, to whoever listens.
+pub fn tell(row: Row, what: &str, (begun, took): (Instant, Duration), detail: Detail) {
+    let us = |time: Duration| time.as_secs_f64() * 1e6;
+    let (at, took) = (us(begun.saturating_duration_since(*EPOCH)), us(took));
     let number = |value: Option<u16>| value.map_or(-1, i64::from);
     let (layer, expert) = (number(detail.layer), number(detail.expert));
     let (rows, bytes) = (detail.rows, detail.bytes);

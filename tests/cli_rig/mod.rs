@@ -2,6 +2,7 @@
 //! Owns no expectation about values. Surprising fact: HOME is moved to a scratch folder, so that no test writes a user's history.
 #![allow(dead_code)] // Each test binary uses its own part of this.
 
+pub mod drawing;
 #[path = "../made_models/mod.rs"]
 pub mod made_models;
 

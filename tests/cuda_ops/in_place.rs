@@ -65,7 +65,8 @@ fn has_same_bits(rng: &mut Rng, (cpu, gpu): (&CpuBackend, &CudaBackend), ty: Qua
     gpu.device().wait_uploads().unwrap();
     let after = gpu.device().counters();
     let sum: usize = bytes.iter().map(Vec::len).sum();
-    let was_read = after.in_place_bytes - before.in_place_bytes == sum as u64 && after.upload_bytes == before.upload_bytes;
+    let was_read =
+        after.in_place_bytes - before.in_place_bytes == sum as u64 && after.upload_bytes == before.upload_bytes;
     let found = products(gpu, [0, 1, 2].map(|i| gpu.stored(&slab, places[i], shapes[i])), shapes, &x);
     let loaded = [0, 1, 2].map(|i| cpu.load(ty, shapes[i].rows, shapes[i].cols, bytes[i].clone().into()).unwrap());
     was_read && found == products(cpu, [0, 1, 2].map(|i| cpu.view(&loaded[i])), shapes, &x)

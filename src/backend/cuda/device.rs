@@ -2,10 +2,12 @@
 //! Never waits except where a caller asks for bytes. Surprising fact: an error of a kernel shows at a later call, so the names of the
 //! kernels since the last wait are kept and told with it.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::os::raw::c_void;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
@@ -15,7 +17,9 @@ use super::awaiting::{Awaiting, BOUNCE};
 use super::faults::{self, Version};
 use super::modules::{LoadError, Modules};
 use super::segments::Recorded;
+use super::timeline::Timeline;
 use crate::backend::BackendError;
+use crate::obs::spans::{self, Detail, Row};
 
 /// Kernels that are named with an error.
 const RECENT: usize = 6;
@@ -70,7 +74,11 @@ pub struct DeviceCounters {
     pub in_place_bytes: u64,
     /// Times that the host waited for the stream.
     pub waits: u64,
+    /// How long it waited, for a router's choice too, in nanoseconds.
+    pub wait_ns: u64,
     pub upload_bytes: u64,
+    /// Of those, bytes that came beside the kernels.
+    pub aside_bytes: u64,
     pub download_bytes: u64,
     /// Uploads beside the kernels whose time was taken: bytes and nanoseconds.
     pub timed_upload_bytes: u64,
@@ -84,7 +92,9 @@ struct Counts {
     choices: AtomicU64,
     in_place_bytes: AtomicU64,
     waits: AtomicU64,
+    wait_ns: AtomicU64,
     upload_bytes: AtomicU64,
+    aside_bytes: AtomicU64,
     download_bytes: AtomicU64,
     timed_upload_bytes: AtomicU64,
     timed_upload_ns: AtomicU64,
@@ -115,6 +125,7 @@ impl Drop for Bounce {
 /// An open device.
 pub struct Device {
     // In the order in which they must go.
+    pub(super) timeline: Timeline,
     modules: Modules,
     stream: Arc<CudaStream>,
     /// Uploads that kernels need not wait for before they are used.
@@ -176,6 +187,7 @@ impl Device {
         let recent = Mutex::new(([""; RECENT], 0));
         let (counts, awaiting, lost) = (Counts::default(), Awaiting::default(), OnceLock::new());
         Ok(Self {
+            timeline: Timeline::default(),
             modules,
             stream,
             uploads,
@@ -211,7 +223,9 @@ impl Device {
             choices: get(&c.choices),
             in_place_bytes: get(&c.in_place_bytes),
             waits: get(&c.waits),
+            wait_ns: get(&c.wait_ns),
             upload_bytes: get(&c.upload_bytes),
+            aside_bytes: get(&c.aside_bytes),
             download_bytes: get(&c.download_bytes),
             timed_upload_bytes: get(&c.timed_upload_bytes),
             timed_upload_ns: get(&c.timed_upload_ns),
@@ -250,6 +264,10 @@ impl Device {
 
     pub(super) fn raw_stream(&self) -> sys::CUstream {
         self.stream.cu_stream()
+    }
+
+    pub(super) fn uploads(&self) -> &CudaStream {
+        &self.uploads
     }
 
     fn lane(&self, lane: Lane) -> &CudaStream {
@@ -292,11 +310,14 @@ impl Device {
         std::mem::replace(is_behind_kernel, is_kernel)
     }
 
-    /// Starts a graph behind the ops so far.
-    pub(super) fn play(&self, graph: sys::CUgraphExec) -> Result<(), BackendError> {
+    /// Starts a graph called `what` behind the ops so far.
+    pub(super) fn play(&self, graph: sys::CUgraphExec, what: &Cow<'static, str>) -> Result<(), BackendError> {
+        self.end_stretch()?;
+        self.begin_op(what)?;
         self.counts.graphs.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the caller's graph is alive; the driver keeps what a run needs.
-        self.check("starting a graph", unsafe { result::graph::launch(graph, self.raw_stream()) })
+        self.check("starting a graph", unsafe { result::graph::launch(graph, self.raw_stream()) })?;
+        self.end_stretch()
     }
 
     /// Whether nothing is under way on `stream`.
@@ -394,8 +415,10 @@ impl Device {
         }
         self.bind()?;
         self.note("zero", false);
+        self.begin_op(&Cow::Borrowed("zero"))?;
         // SAFETY: the caller owns `bytes` at `at`.
-        self.check("clearing memory", unsafe { result::memset_d8_async(at, 0, bytes, self.raw_stream()) })
+        self.check("clearing memory", unsafe { result::memset_d8_async(at, 0, bytes, self.raw_stream()) })?;
+        self.end_op()
     }
 
     /// Host to device, in stream order. `src` may be changed as soon as this returns, unless it is registered with the device.
@@ -405,6 +428,7 @@ impl Device {
         }
         self.bind()?;
         self.note("upload", false);
+        self.begin_op(&Cow::Borrowed("upload"))?;
         self.counts.upload_bytes.fetch_add(src.len() as u64, Ordering::Relaxed);
         let src = match self.awaiting.room(src.len())? {
             Some(place) => {
@@ -417,7 +441,8 @@ impl Device {
             None => src,
         };
         // SAFETY: the caller owns `src.len()` bytes at `at`. Pageable host memory is copied before the call returns.
-        self.check("an upload", unsafe { result::memcpy_htod_async(at, src, self.raw_stream()) })
+        self.check("an upload", unsafe { result::memcpy_htod_async(at, src, self.raw_stream()) })?;
+        self.end_op()
     }
 
     /// As [`Self::upload`], of bytes that must not change before the ops queued so far have ended.
@@ -473,16 +498,19 @@ impl Device {
     ) -> Result<(), BackendError> {
         self.bind()?;
         self.counts.upload_bytes.fetch_add(len as u64, Ordering::Relaxed);
+        self.counts.aside_bytes.fetch_add(len as u64, Ordering::Relaxed);
         self.check("an upload", self.uploads.wait(free))?;
-        if let Some([began, _]) = clock {
+        let drawn = self.upload_clock()?;
+        for [began, _] in clock.into_iter().chain(&drawn) {
             self.check("an upload", began.record(&self.uploads))?;
         }
         // SAFETY: the caller owns `len` bytes at `at` and promises the source. Pageable host memory is copied before the call returns.
         let started = unsafe { sys::cuMemcpyHtoDAsync_v2(at, src.cast(), len, self.uploads.cu_stream()) };
         self.check("an upload", started.result())?;
-        if let Some([_, ended]) = clock {
+        for [_, ended] in clock.into_iter().chain(&drawn) {
             self.check("an upload", ended.record(&self.uploads))?;
         }
+        drawn.into_iter().for_each(|drawn| self.note_drawn_upload(drawn, len));
         self.check("an upload", arrived.record(&self.uploads))?;
         self.check("an upload", self.lane(lane).wait(arrived))
     }
@@ -510,19 +538,37 @@ impl Device {
         self.check("a download", unsafe { result::memcpy_dtoh_async(to, at, self.raw_stream()) })
     }
 
+    /// The host has waited since `begun` for `what`: counts and draws that.
+    pub(super) fn note_wait(&self, what: &'static str, begun: Instant) {
+        self.counts.wait_ns.fetch_add(begun.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        spans::end(Row::HostWaits, what, begun, Detail::default());
+    }
+
+    /// Waits for the device: one of [`DeviceCounters::waits`].
+    fn stand_still(
+        &self,
+        what: &'static str,
+        wait: impl FnOnce() -> Result<(), DriverError>,
+    ) -> Result<(), BackendError> {
+        self.counts.waits.fetch_add(1, Ordering::Relaxed);
+        self.end_stretch()?;
+        let begun = Instant::now();
+        let done = wait();
+        self.note_wait(what, begun);
+        self.check(what, done)
+    }
+
     /// Waits until `event` has come.
     pub(super) fn wait_for(&self, event: &CudaEvent) -> Result<(), BackendError> {
         self.bind()?;
-        self.counts.waits.fetch_add(1, Ordering::Relaxed);
-        self.check("waiting for kernels", event.synchronize())
+        self.stand_still("waiting for kernels", || event.synchronize())
     }
 
     /// Waits for the uploads of [`Self::upload_span`], not for kernels.
     pub fn wait_uploads(&self) -> Result<(), BackendError> {
         self.bind()?;
-        self.counts.waits.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the stream lives as long as `self`.
-        self.check("waiting for uploads", unsafe { result::stream::synchronize(self.uploads.cu_stream()) })
+        self.stand_still("waiting for uploads", || unsafe { result::stream::synchronize(self.uploads.cu_stream()) })
     }
 
     /// Device to host; returns when the bytes are there.
@@ -545,17 +591,18 @@ impl Device {
         }
         self.bind()?;
         self.note("copy", false);
+        self.begin_op(&Cow::Borrowed("copy"))?;
         // SAFETY: the caller owns both ranges.
-        self.check("a copy", unsafe { result::memcpy_dtod_async(to, from, bytes, self.raw_stream()) })
+        self.check("a copy", unsafe { result::memcpy_dtod_async(to, from, bytes, self.raw_stream()) })?;
+        self.end_op()
     }
 
     /// Waits for everything that was started.
     pub fn wait(&self) -> Result<(), BackendError> {
         self.bind()?;
         self.awaiting.take_turn("waiting for kernels")?;
-        self.counts.waits.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the stream lives as long as `self`.
-        self.check("waiting for kernels", unsafe { result::stream::synchronize(self.raw_stream()) })?;
+        self.stand_still("waiting for kernels", || unsafe { result::stream::synchronize(self.raw_stream()) })?;
         self.recent.lock().1 = 0;
         Ok(())
     }
@@ -575,6 +622,9 @@ impl Device {
         lane: Lane,
     ) -> Result<(), BackendError> {
         self.bind()?;
+        if lane == Lane::Ops {
+            self.begin_op(&Cow::Borrowed(kernel))?;
+        }
         let function = self.modules.function(kernel, shared);
         let mut params = [std::ptr::null_mut::<c_void>(); 24];
         for (param, first) in params.iter_mut().zip(firsts) {
@@ -609,7 +659,8 @@ impl Device {
         let started =
             unsafe { sys::cuLaunchKernelEx(&config, function.handle, params.as_mut_ptr(), std::ptr::null_mut()) };
         let started = started.result();
-        self.check("a launch", started)
+        self.check("a launch", started)?;
+        if lane == Lane::Ops { self.end_op() } else { Ok(()) }
     }
 }
 

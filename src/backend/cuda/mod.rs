@@ -4,8 +4,10 @@
 
 mod answer;
 mod awaiting;
+mod bus;
 mod device;
 mod faults;
+mod gate_times;
 mod kernel_names;
 mod launch;
 mod memory;
@@ -14,12 +16,14 @@ mod read_rate;
 mod registered;
 mod segments;
 mod slot_table;
+mod timeline;
 
 use std::any::Any;
 use std::sync::Arc;
 
 pub use device::{Device, DeviceCounters, OpenError, Properties};
 pub use faults::Version;
+pub use gate_times::GateTimes;
 pub use memory::{CudaBuf, CudaIds, CudaMat, CudaView, MatShape, Upload};
 pub use modules::LoadError;
 pub use read_rate::{RATE_BYTES, ReadRates, read_rates};

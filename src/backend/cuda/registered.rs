@@ -73,6 +73,11 @@ impl Registered {
         self.len == 0
     }
 
+    /// Its first byte.
+    pub(super) fn pointer(&self) -> *const c_void {
+        std::ptr::with_exposed_provenance(self.start)
+    }
+
     /// Whether all of `span` is in it.
     pub(super) fn holds(&self, span: &Range<usize>) -> bool {
         self.start <= span.start && span.end <= self.start + self.len

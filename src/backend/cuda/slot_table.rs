@@ -2,18 +2,23 @@
 //! Never lets a kernel wait for ever: a pass that is dropped before its end opens all of its gates. Surprising fact: the host learns of every
 //! choice by reading memory that a kernel has written, so no call of the driver is made for it.
 
+use std::borrow::Cow;
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
 use super::device::{Device, HostBytes};
+use super::gate_times::GateTimes;
 use super::launch::expert_gate::{self, Gate};
 use super::launch::experts_row::{self, EXPERTS_MAX};
 use super::memory::Bytes;
 use super::segments::{Recorded, Segments};
 use super::{CudaBackend, CudaBuf, CudaIds, CudaSlab};
 use crate::backend::BackendError;
+use crate::obs::spans;
 
 pub use super::launch::expert_gate::CHANGES_MAX;
 pub use super::launch::experts_row::ExpertShape;
@@ -39,6 +44,7 @@ pub struct SlotTable {
     /// Number of the last pass.
     pass: AtomicU32,
     segments: Segments,
+    times: GateTimes,
     device: Arc<Device>,
 }
 
@@ -71,8 +77,16 @@ impl SlotTable {
             image: Mutex::new(device.host_bytes(entries)?),
             pass: AtomicU32::new(0),
             segments: Segments::default(),
+            times: GateTimes::new(device, layers)?,
             device: Arc::clone(device),
         })
+    }
+
+    /// Calls its layers by these numbers where they are drawn, else they count from 0.
+    #[must_use]
+    pub fn with_names(mut self, names: Vec<u16>) -> Self {
+        self.times.set_names(names);
+        self
     }
 
     /// Writes the whole table: `filled` are the experts that are there, by entry (`layer * experts + expert`), with their addresses. No pass is
@@ -101,9 +115,16 @@ impl SlotTable {
         backend.rounded.reserve(&self.device, (hidden.max(k * width), k * width))?;
         backend.stager.reserve(&self.device, is_registered)?;
         self.device.begin_awaiting()?;
+        self.times.begin(&self.device)?;
         // Relaxed: a pass runs on one thread.
         let number = self.pass.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        Ok(SlotPass { table: self, backend, number, is_over: false, recorded: None })
+        let (chosen, looking) = (Cell::default(), Cell::default());
+        Ok(SlotPass { table: self, backend, number, is_over: false, recorded: None, chosen, looking })
+    }
+
+    /// What the device's clock said of the last pass whose time was taken.
+    pub fn times(&self) -> &GateTimes {
+        &self.times
     }
 
     fn stop_word(&self) -> usize {
@@ -132,6 +153,10 @@ pub struct SlotPass<'a> {
     is_over: bool,
     /// Ops that were recorded and not started.
     recorded: Option<Recorded>,
+    /// Layers whose choice was asked for, and those of them that the device was given.
+    chosen: Cell<[usize; 2]>,
+    /// When the host found for the first time that a choice was not told, if it has done nothing since but look again.
+    looking: Cell<Option<Instant>>,
 }
 
 impl SlotPass<'_> {
@@ -143,6 +168,7 @@ impl SlotPass<'_> {
             pass: self.number,
             table: t.table.at + (8 * layer * t.experts) as u64,
             sorted: t.sorted.at,
+            times: t.times.layer(layer),
         }
     }
 
@@ -158,6 +184,8 @@ impl SlotPass<'_> {
         sorted: &mut CudaBuf,
     ) -> Result<(), BackendError> {
         assert!(k <= EXPERTS_MAX, "{k} experts of a row");
+        self.chosen.set([layer + 1, self.chosen.get()[1]]);
+        self.looking.set(None);
         let told = self.table.told.address() + (4 * TOLD_WORDS * layer) as u64;
         expert_gate::resolve(&self.table.device, self.gate(layer), (ids, weights), sorted, told, k)
     }
@@ -185,7 +213,11 @@ impl SlotPass<'_> {
         let word = |i: usize| self.table.told.word(TOLD_WORDS * layer + i);
         // Acquire: what the kernel wrote before this word is there with it.
         if word(0).load(Ordering::Acquire) != self.number {
+            self.looking.set(self.looking.get().or_else(|| Some(Instant::now())));
             return None;
+        }
+        if let Some(since) = self.looking.take() {
+            self.table.device.note_wait("waiting for a choice", since);
         }
         let ids = std::array::from_fn(|i| word(2 + i).load(Ordering::Relaxed) as i32);
         Some(Told { ids, are_all: word(1).load(Ordering::Relaxed) != 0 })
@@ -196,6 +228,7 @@ impl SlotPass<'_> {
     /// # Errors
     /// Failures of the device.
     pub fn record(&self) -> Result<(), BackendError> {
+        self.looking.set(None);
         self.table.device.begin_recording()
     }
 
@@ -205,7 +238,13 @@ impl SlotPass<'_> {
     /// Failures of the device.
     pub fn play(&mut self, place: usize) -> Result<bool, BackendError> {
         let device = &self.table.device;
-        let recorded = device.end_recording()?;
+        let mut recorded = device.end_recording()?;
+        let [next, first] = self.chosen.get();
+        if device.is_timed() && spans::is_wanted() {
+            recorded.what = Cow::Owned(self.table.times.name_of(first..next));
+        }
+        self.chosen.set([next; 2]);
+        self.looking.set(None);
         if self.table.segments.play_known(device, place, &recorded)? {
             return Ok(true);
         }
@@ -243,6 +282,8 @@ impl SlotPass<'_> {
     /// All gates were answered, or need no answer.
     pub fn end(mut self) {
         self.is_over = true;
+        // A device that failed says so to whoever asks it next.
+        let _ = self.table.times.ask(&self.table.device);
         self.table.device.end_awaiting();
     }
 }

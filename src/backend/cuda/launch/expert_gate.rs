@@ -19,7 +19,12 @@ pub struct Gate {
     pub table: u64,
     /// `[k]` ids by rising id.
     pub sorted: u64,
+    /// The layer's [`TIMES`] words.
+    pub times: u64,
 }
+
+/// Times of a layer that the kernels take, in nanoseconds of the device's clock: its choice, the first look at its gate, and when that was open.
+pub const TIMES: usize = 3;
 
 /// Looks the `k` experts of a row up, sorts them, tells the host at `told`, and opens the gate if all are there.
 pub fn resolve(
@@ -32,7 +37,7 @@ pub fn resolve(
 ) -> Result<(), BackendError> {
     let launch = Launch::new(device, "resolve_experts", [1, 1, 1], 32).ids(ids, k).buf(weights, k);
     let launch = launch.pointer(gate.table).pointer(gate.sorted).buf(sorted_weights, k);
-    let launch = launch.pointer(told).pointer(gate.word).int(gate.pass as usize).int(k);
+    let launch = launch.pointer(told).pointer(gate.word).int(gate.pass as usize).int(k).pointer(gate.times);
     // SAFETY: the parameters of `resolve_experts`; ids are below the layer's part of the table.
     unsafe { launch.start() }
 }
@@ -41,7 +46,15 @@ pub fn resolve(
 pub fn wait(device: &Device, gate: Gate, stop: u64, slots: u64, k: usize) -> Result<(), BackendError> {
     let launch = Launch::new(device, "await_experts", [1, 1, 1], 32).pointer(gate.word).pointer(stop);
     let launch = launch.int(gate.pass as usize).pointer(gate.table).pointer(gate.sorted).pointer(slots).int(k);
+    let launch = launch.pointer(gate.times);
     // SAFETY: the parameters of `await_experts`; `stop` is host memory that the device reads.
+    unsafe { launch.start() }
+}
+
+/// Writes the device's clock to `at`.
+pub fn stamp(device: &Device, at: u64) -> Result<(), BackendError> {
+    let launch = Launch::new(device, "stamp_clock", [1, 1, 1], 32).pointer(at);
+    // SAFETY: the parameter of `stamp_clock`: the caller's 8 bytes.
     unsafe { launch.start() }
 }
 
