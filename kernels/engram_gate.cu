@@ -3,7 +3,7 @@
 #include "common.cuh"
 
 // keys_value: [rows, n + 1, hidden]; q_norm, k_norm: [n, hidden]; streams: [rows, n, hidden]; gates: [rows, n]. Grid (n, rows).
-extern "C" __global__ void __launch_bounds__(SUM_THREADS, 1) engram_gate(
+extern "C" __global__ void __launch_bounds__(SUM_THREADS, 2) engram_gate(
     const float *keys_value, const float *q_norm, const float *k_norm, float *streams, float *gates, int n, int hidden, float rms_eps,
     float floor, float norm
 ) {

@@ -4,7 +4,7 @@
 
 // streams: [rows, n, hidden]; mix: [rows, n * (n + 2)]; base: [n * (n + 2)]; scale: [3];
 // pre, post: [rows, n]; comb: [rows, n, n].
-extern "C" __global__ void __launch_bounds__(SUM_THREADS, 1) hc_coefficients(
+extern "C" __global__ void __launch_bounds__(SUM_THREADS, 2) hc_coefficients(
     const float *streams, const float *mix, const float *base, const float *scale, float *pre, float *post, float *comb, int n, int hidden,
     float rms_eps, float hc_eps, int iterations
 ) {

@@ -3,12 +3,10 @@
 // Surprising fact: the threads that share a weight row own whole lanes, so integer sums and F32 sums equal the CPU's bit for bit.
 #include "arrange.cuh"
 #include "dots.cuh"
-#include "float_tiles.cuh"
+#include "float_strips.cuh"
 #include "matmul_row.cuh"
 #include "quantise.cuh"
-#include "tiles_256.cuh"
 #include "tiles_jobs.cuh"
-#include "tiles_32.cuh"
 
 // Codes of x with one scale for each BLOCK values, and sums of 16 codes.
 // x: [rows, cols]; codes: [rows, cols]; scales: [rows, cols / BLOCK]; sums: [rows, cols / 16]. Grid (warps of a row, rows).

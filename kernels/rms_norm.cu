@@ -3,7 +3,7 @@
 #include "common.cuh"
 
 // x, out: [rows, width]; weight: [width].
-extern "C" __global__ void __launch_bounds__(SUM_THREADS, 1) rms_norm(
+extern "C" __global__ void __launch_bounds__(SUM_THREADS, 2) rms_norm(
     const float *x, const float *__restrict__ weight, float *__restrict__ out, int width, float eps
 ) {
     previous_ended();

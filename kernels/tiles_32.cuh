@@ -50,13 +50,14 @@ extern "C" __global__ void quantise_tiles_32(const float *x, i8 *codes, float *s
     if (lane % 4 == 0) scales[((size_t)group * blocks + place) * padded + row] = r.scale;
 }
 
-template <int T, int HIGH> struct Tiles32 {
+// An expert among several (IS_JOB) may begin at any row: its scales come one by one.
+template <int T, int HIGH, bool IS_JOB = false> struct Tiles32 {
     static constexpr int THREADS = TILE_THREADS<HIGH>, ROWS_EACH = TILE_ROWS<HIGH> * PIECES_32 / THREADS, WEIGHTS_EACH = TILE_WEIGHTS * PIECES_32 / THREADS;
     // Rows from one piece of a thread to its next.
     static constexpr int STRIDE = THREADS / PIECES_32;
     using Walk32 = Walk<8, STEP_BLOCKS>;
     Tile tile;
-    int w_rows, blocks, padded;
+    int w_rows, blocks, padded, scale_rows;
     u32 has_rows, has_weights, has_factors;
     // Of this thread's first piece, of block 0: activation codes (a block sorted first), weights, factors, and scales of four rows.
     const i8 *codes;
@@ -66,7 +67,7 @@ template <int T, int HIGH> struct Tiles32 {
     __device__ __forceinline__ Tiles32(
         const u8 *w_all, const i8 *codes_all, const float *scales_all, Tile tile, int w_rows, int blocks, int padded
     )
-        : tile(tile), w_rows(w_rows), blocks(blocks), padded(padded) {
+        : tile(tile), w_rows(w_rows), blocks(blocks), padded(padded), scale_rows(IS_JOB ? tile.rows : padded) {
         int row = threadIdx.x / PIECES_32, piece = threadIdx.x % PIECES_32;
         codes = codes_all + ((u64)(tile.first + row) * tile.groups + tile.group) * blocks * 32 + piece * 16;
         w = w_all + ((u64)(tile.o + row) * blocks + piece / 2 * 8) * 32 + piece % 2 * 16;
@@ -103,8 +104,13 @@ template <int T, int HIGH> struct Tiles32 {
         }
         constexpr int FOURS = TILE_ROWS<HIGH> / 4;
         int four = tid % FOURS * 4, b = tid / FOURS;
-        bool is_scale = b < count && tile.first + four < padded;
-        copy16(shared_address(&to.scales[b][four]), scales + (u64)(place + b) * padded + four, is_scale);
+        const float *scale = scales + (u64)(place + b) * padded + four;
+        if constexpr (IS_JOB) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) copy4(shared_address(&to.scales[b][four] + i), scale + i, b < count && tile.first + four + i < scale_rows);
+        } else {
+            copy16(shared_address(&to.scales[b][four]), scale, b < count && tile.first + four < scale_rows);
+        }
         u32 factors = tid % STEP_BLOCKS < count ? has_factors : 0;
 #pragma unroll
         for (int k = 0; k < Coming32<T, HIGH>::FACTORS; k++) {

@@ -1,7 +1,8 @@
 // Products of several experts, each with rows of its own, in one launch.
-// Never computes otherwise than tiles_256.cuh. Surprising fact: the list of experts travels as a kernel parameter, so nothing is uploaded for it.
+// Never computes otherwise than tiles_256.cuh and tiles_32.cuh. Surprising fact: the list of experts travels as a kernel parameter, so nothing is uploaded for it.
 #pragma once
 #include "tiles_256.cuh"
+#include "tiles_32.cuh"
 
 // Matrices and experts of a launch.
 constexpr int JOBS_MAX = 16, JOB_EXPERTS_MAX = 16;
@@ -34,3 +35,21 @@ JOBS(q3_k, Q3_K)
 JOBS(q4_k, Q4_K)
 JOBS(q6_k, Q6_K)
 JOBS(iq2_xxs, IQ2_XXS)
+
+// The same with blocks of 32 and activations from `quantise_tiles_32`, all experts' rows in one batch of `padded` rows.
+#define JOBS_32_HIGH(name, type, high, threads, each) \
+    extern "C" __global__ void __launch_bounds__(threads, each) tiles_jobs_##name##_##high( \
+        const TileJobs jobs, const i8 *codes, const float *scales, float *out, float *second, int w_rows, int cols, int matrices, int padded \
+    ) { \
+        previous_ended(); \
+        int matrix = blockIdx.z, expert = matrix / matrices; \
+        size_t first = jobs.rows[expert].first; \
+        int count = jobs.rows[expert].count; \
+        if ((int)blockIdx.x * TILE_ROWS<high> >= count) return; \
+        float *to = (matrix % matrices ? second : out) + first * w_rows; \
+        Tile tile = tile_of<high>(w_rows, count, 1); \
+        Tiles32<type, high, true>(jobs.w[matrix], codes + first * cols, scales + first, tile, w_rows, cols / 32, padded).run(to); \
+    }
+#define JOBS_32(name, type) JOBS_32_HIGH(name, type, 2, 128, 4) JOBS_32_HIGH(name, type, 4, 256, 2)
+JOBS_32(q8_0, Q8_0)
+JOBS_32(mxfp4, MXFP4)

@@ -118,6 +118,30 @@ pub fn return_freed_memory() {
     let _ = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, RETURNED_BYTES_MIN) };
 }
 
+/// Whether all threads allocate from one heap.
+static IS_ONE_HEAP: AtomicBool = AtomicBool::new(false);
+
+/// Addresses that a thread may take: a heap of the C library reserves 64 MiB, and a stack has 2 MiB and a guard.
+const HEAP_ADDRESSES: u64 = 64 << 20;
+const STACK_ADDRESSES: u64 = 3 << 20;
+
+/// Where the user limits addresses (`ulimit -v`), lets all threads allocate from one heap. The C library would otherwise reserve one for each,
+/// of which next to nothing is used. For the start of a program.
+pub fn save_addresses() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    if rustix::process::getrlimit(rustix::process::Resource::As).current.is_some() {
+        // SAFETY: mallopt takes two integers and may be called at any time; a refusal changes nothing.
+        let is_done = unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) } == 1;
+        IS_ONE_HEAP.store(is_done, Ordering::Relaxed);
+    }
+}
+
+/// Addresses that one more thread may take.
+pub fn thread_addresses() -> Bytes {
+    let heap = if IS_ONE_HEAP.load(Ordering::Relaxed) { 0 } else { HEAP_ADDRESSES };
+    Bytes(heap + STACK_ADDRESSES)
+}
+
 /// Whether stdout was missing when the process began: the standard library puts /dev/null there before `main`, and every write succeeds.
 static STDOUT_WAS_CLOSED: AtomicBool = AtomicBool::new(false);
 

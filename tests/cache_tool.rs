@@ -342,6 +342,10 @@ fn tune_recommends_flags_that_work() {
     bad(&["tune", model, "--prompt-file", &put(&folder, "blank.txt", b" \n")], 2, &["blank.txt is empty"]);
     bad(&["tune", model, "--prompt-file", &prompt, "--run-budget", "9"], 1, &["9 experts", "routes 10"]);
     bad(&["tune", model, "--prompt-file", &prompt, "--temp=-1"], 2, &["temp"]);
+    let nowhere = ["tune", model, "--prompt-file", &prompt, "--keep-trace", "/nowhere/t"];
+    bad(&nowhere, 1, &["--keep-trace: cannot write /nowhere/t", "no folder /nowhere"]);
+    let full = ["tune", model, "--prompt-file", &prompt, "-n", "3", "--keep-trace", "/dev/full"];
+    bad(&full, 1, &["--keep-trace: cannot write /dev/full"]);
 }
 
 #[test]

@@ -355,6 +355,8 @@ fn prompts_that_are_none() {
     ds4_b(&["-p", "x", "--cpu", "--gpu-uploads", "direct"]).failed(2, &["--gpu-uploads needs a GPU", "--cpu"]);
     ds4_b(&["-p", "x", "--gpu-uploads", "fast"]).failed(2, &["--gpu-uploads", "direct"]);
     ds4_b(&["-p", "x", "--cpu", "--no-graph"]).failed(2, &["--no-graph", "--cpu"]);
+    ds4_b(&["-p", "x", "--cpu", "--gpu-sums", "fast"]).failed(2, &["--gpu-sums", "--cpu"]);
+    ds4_b(&["-p", "x", "--gpu-sums", "loose"]).failed(2, &["--gpu-sums", "exact", "fast"]);
     if !has_gpu() {
         ds4_b(&["-p", "x", "--backend", "cuda"]).failed(1, &["no GPU", "--backend cpu"]);
         ds4_b(&["-p", "x", "--gpu-cache", "8"]).failed(1, &["--gpu-cache needs a GPU", "no GPU"]);
@@ -362,6 +364,7 @@ fn prompts_that_are_none() {
         ds4_b(&["-p", "x", "--gpu-devices", "0"]).failed(1, &["no GPU", "--backend cpu"]);
         ds4_b(&["-p", "x", "--gpu-uploads", "copy"]).failed(1, &["--gpu-uploads needs a GPU", "no GPU"]);
         ds4_b(&["-p", "x", "--no-graph"]).failed(1, &["--no-graph needs a GPU", "no GPU"]);
+        ds4_b(&["-p", "x", "--gpu-sums", "exact"]).failed(1, &["--gpu-sums needs a GPU", "no GPU"]);
     }
 }
 
@@ -414,7 +417,7 @@ fn a_full_disk_is_told_and_devices_stay_devices() {
     for flag in ["--dump-logits", "--stats-json", "--dump-logprobs", "--trace-routes"] {
         ds4_b(&["-p", "x", "-n", "2", flag, "/dev/full"]).failed_late(1, &[flag, "No space left"]);
         assert!(is_device(), "{flag} replaced the device");
-        ds4_b(&["-p", "x", "-n", "2", flag, "/nowhere/x"]).failed_late(1, &[flag, "No such file"]);
+        ds4_b(&["-p", "x", "-n", "2", flag, "/nowhere/x"]).failed_late(1, &[flag, "no folder /nowhere"]);
     }
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     let ran = finish(command().arg("-m").arg(b()).args(["-p", "x", "-n", "2"]).stdout(full));
@@ -440,7 +443,9 @@ fn a_closed_standard_output_is_no_error() {
         drop(reader);
         finish(command().arg("-m").arg(b()).args(task).stdout(writer)).ok();
     }
-    assert_eq!(names_in(&folder), ["text"], "no part of a file is left");
+    // What was asked for in a file is there, and whole; no part of one is left.
+    assert_eq!(names_in(&folder), ["logits", "text"]);
+    safetensors::SafeTensors::deserialize(&std::fs::read(logits).unwrap()).unwrap();
 }
 
 /// `ds4 -m b.gguf` with `args`, started by a shell that has run `first`.

@@ -42,12 +42,17 @@ fn build() -> Option<[PathBuf; 2]> {
 
 /// `ds4 -m b.gguf` with `args` on the stub, which goes wrong as `faults` say; `None` without one.
 fn on_stub(faults: &[(&str, &str)], args: &[&str]) -> Option<Command> {
+    on_stub_with(b(), faults, args)
+}
+
+/// The same with another model.
+fn on_stub_with(model: &Path, faults: &[(&str, &str)], args: &[&str]) -> Option<Command> {
     let [cuda, nvrtc] = stubs()?;
     let mut command = command();
     let path = std::env::join_paths([cuda, nvrtc]).unwrap();
     // Kernels that the stub "compiles" must not be found by a real driver.
     command.env("LD_LIBRARY_PATH", path).env("XDG_CACHE_HOME", folder().join("stub-kernels"));
-    command.envs(faults.iter().copied()).arg("-m").arg(b()).args(args);
+    command.envs(faults.iter().copied()).arg("-m").arg(model).args(args);
     Some(command)
 }
 
@@ -191,6 +196,52 @@ fn a_gpu_in_the_hosts_memory_has_one_cache() {
     );
 }
 
+#[test]
+fn attention_runs_on_tensor_cores_unless_sums_are_exact() {
+    let place = scratch("gpu-sums");
+    let model = place.join("wide.gguf");
+    let mut synth = Command::new(env!("CARGO_BIN_EXE_ds4-gguf"));
+    synth.args(["synth", "--shape", "small", "--dim", "head_dim=512", "--dim", "num_attention_heads=16", "-o"]);
+    assert!(synth.arg(&model).output().unwrap().status.success());
+    // Attentions, and those on tensor cores.
+    let counts = |name: &str, model: &Path, more: &[&str]| {
+        let path = place.join(format!("{name}.json"));
+        let mut command = on_stub_with(model, &[], &ASK)?;
+        command.args(["--no-graph", "--stats-json", path.to_str().unwrap()]).args(more);
+        let ran = finish(&mut command);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let gpu = &json(&path)["gpu"];
+        let [all, on_tensor_cores] = ["attentions", "tensor_attentions"].map(|name| gpu[name].as_u64().unwrap());
+        let sums = gpu["sums"].as_str().unwrap().to_owned();
+        let told = format!("{on_tensor_cores} of {all} attentions on tensor cores (sums: {sums})");
+        assert!(ran.stderr.contains(&told), "{}", ran.stderr);
+        Some((all, on_tensor_cores, sums))
+    };
+    let Some((all, on_tensor_cores, sums)) = counts("default", &model, &[]) else { return };
+    assert_eq!((on_tensor_cores, sums.as_str()), (all, "fast"));
+    assert!(all > 0);
+    assert_eq!(counts("exact", &model, &["--gpu-sums", "exact"]), Some((all, 0, "exact".into())));
+    // Rows of more bits, and heads of another width.
+    assert_eq!(counts("unrounded", &model, &["--kv-exact"]), Some((all, 0, "fast".into())));
+    let (_, narrow, _) = counts("narrow", b(), &["--gpu-sums", "fast"]).unwrap();
+    assert_eq!(narrow, 0);
+}
+
+#[test]
+fn a_gpu_takes_wider_chunks_where_its_memory_allows() {
+    let chunk = |name: &str, more: &[&str]| {
+        let path = scratch(name).join("stats.json");
+        let args = [&["-c", "4096", "--stats-json", path.to_str().unwrap()], more].concat();
+        let ran = finish(&mut on_stub(&[], &args)?);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        Some(json(&path)["prefill_chunk"].as_u64().unwrap())
+    };
+    let Some(wide) = chunk("chunk-gpu", &["--backend", "cuda"]) else { return };
+    assert_eq!(wide, 2048);
+    assert_eq!(chunk("chunk-cpu", &["--backend", "cpu"]), Some(512), "the processor keeps its own");
+    assert_eq!(chunk("chunk-given", &["--backend", "cuda", "--prefill-chunk", "64"]), Some(64));
+}
+
 /// One run on the stub with `args`: `--stats-json` and, if it was drawn, the rows.
 type Told = (serde_json::Value, std::collections::HashMap<String, Vec<cli_rig::drawing::Drawn>>);
 
@@ -249,7 +300,12 @@ fn what_a_gpu_does_is_drawn() {
     let (_, asked) = decoded("drawn-asked", true, &["--no-graph"]).unwrap();
     for rows in [&rows, &asked] {
         // One thing at a time in each of them.
-        assert!(["gpu", "uploads", "passes"].iter().all(|row| rows[*row].iter().all(|s| s.lane == 1)));
+        assert!(
+            ["gpu", "uploads", "arranging", "passes"]
+                .iter()
+                .filter_map(|row| rows.get(*row))
+                .all(|row| row.iter().all(|s| s.lane == 1))
+        );
         // Each expert is missed once, and is one upload at most for each of its matrices.
         let bytes: u64 = rows["uploads"].iter().map(|s| s.args["bytes"].as_u64().unwrap()).sum();
         assert!(bytes > 0 && rows["uploads"].iter().all(|s| s.args["layer"].is_u64() && s.args["expert"].is_u64()));
@@ -272,6 +328,9 @@ fn what_a_gpu_does_is_drawn() {
     // Ten tokens of five layers, each behind a router and behind a gate.
     let halves = |name: &str| rows["gpu-layers"].iter().filter(|s| s.what == name).count();
     assert_eq!((halves("attention"), halves("experts, attention"), halves("shared expert")), (10, 40, 50));
+    // Gates that were closed are opened behind what was arranged.
+    let opened = rows["arranging"].iter().filter(|s| s.what == "open_gate" && s.args["layer"].is_u64()).count();
+    assert!(opened > 0 && !asked.contains_key("arranging"));
     assert!(!asked.contains_key("gpu-layers") && !asked.contains_key("gpu-waits"));
 }
 
@@ -279,9 +338,9 @@ fn what_a_gpu_does_is_drawn() {
 fn streamed(name: &str, faults: &[(&str, &str)], more: &[&str]) -> Option<(Value, String)> {
     let path = scratch(name).join("stats.json");
     let args = ["-p", "x", "-n", "2", "--backend", "cuda", "--ssd-streaming", "--stats-json", path.to_str().unwrap()];
-    let ran = finish(&mut on_stub(faults, &[&args[..], more].concat())?).ok();
-    let stderr = ran.stderr.clone();
-    Some((json(&path)["gpu"].clone(), stderr))
+    let ran = finish(&mut on_stub(faults, &[&args[..], more].concat())?);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    Some((json(&path)["gpu"].clone(), ran.stderr))
 }
 
 #[test]

@@ -113,10 +113,18 @@ fn within_addresses(kib: u32, threads: &str) -> Ran {
 
 #[test]
 fn a_limit_on_addresses_is_planned_with() {
-    // Memory is there, addresses are not: the C library reserves 64 MiB of them for each thread.
-    for (kib, threads) in [(250_000, "2"), (300_000, "4"), (800_000, "16")] {
+    // Memory is there, addresses are not: each thread has a stack.
+    for (kib, threads) in [(60_000, "2"), (250_000, "100"), (800_000, "400")] {
         within_addresses(kib, threads).failed(1, &["ulimit -v", "fewer --threads"]);
     }
     let ran = within_addresses(4_000_000, "2").ok();
     assert!(ran.stderr.contains("address space for"), "{}", ran.stderr);
+}
+
+#[test]
+fn threads_reserve_no_heaps_where_addresses_are_few() {
+    // With a heap of 64 MiB for each thread these would need 0.6 to 5 million.
+    for (kib, threads) in [(180_000, "1"), (200_000, "2"), (300_000, "16"), (600_000, "64")] {
+        within_addresses(kib, threads).ok();
+    }
 }

@@ -252,7 +252,7 @@ fn hotlists_of_other_files_are_refused() {
         .failed(1, &["/nonexistent/hot", "make one"]);
     ds4_b(&["-p", "x", "--hotlist", "h"]).failed(2, &["--ssd-streaming"]);
     ds4_b(&["-p", "x", "--ssd-streaming", "--save-hotlist", "/nonexistent/hot"])
-        .failed(1, &["--save-hotlist", "No such"]);
+        .failed(1, &["--save-hotlist", "no folder /nonexistent"]);
 }
 
 #[test]

@@ -41,6 +41,19 @@ fn in_prefill() {
 }
 
 #[test]
+fn in_the_only_window_of_a_text() {
+    let text = scratch("window").join("text");
+    std::fs::write(&text, "a tall man in a black coat ".repeat(100)).unwrap();
+    let slow = ["--quality", "--simd", "scalar", "-t", "1", "--prefill-chunk", "32768", "-c", "4096"];
+    let mut run = Live::start(command().arg("-m").arg(b()).args(slow).arg("--perplexity-file").arg(&text));
+    run.wait_for("decode bound");
+    std::thread::sleep(Duration::from_millis(50));
+    run.interrupt();
+    // A pass that nobody can stop would be followed by its result.
+    run.end().failed(1, &["interrupted"]);
+}
+
+#[test]
 fn in_decode() {
     let folder = scratch("decode");
     let args = ["--quality", "--simd", "scalar", "-t", "1", "-p", "x", "--temp", "1", "--seed", "3"];

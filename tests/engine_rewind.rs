@@ -4,8 +4,13 @@
 
 mod engine_rig;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use ds4::models::Want;
-use ds4::session::timeline::{Flow, NoWatcher, Timeline, Watcher};
+use ds4::models::probe::{Point, Probe};
+use ds4::session::perplexity;
+use ds4::session::timeline::{Flow, NoWatcher, SessionError, StopAsked, Timeline, Watcher};
 use ds4::units::TokenId;
 use engine_rig::made_models::b;
 use engine_rig::{open, options, prompt};
@@ -99,4 +104,67 @@ fn repeated_rewinds_keep_the_window() {
     assert!(passes.0 > 0);
     timeline.sync(&text[..50], Want::Last, &mut NoWatcher).unwrap();
     assert!(bits(&timeline) == fresh(&engine, &text[..50]));
+}
+
+/// Stops the first pass at the question of this number; has a probe if asked to.
+struct StopsAt {
+    asked: Arc<AtomicUsize>,
+    at: usize,
+    probe: Option<Deaf>,
+}
+
+/// A probe that wants to see nothing.
+struct Deaf;
+
+impl Probe for Deaf {
+    fn wants(&self, _point: Point) -> bool {
+        false
+    }
+}
+
+impl StopsAt {
+    fn new(at: usize, has_probe: bool) -> Self {
+        Self { asked: Arc::default(), at, probe: has_probe.then_some(Deaf) }
+    }
+}
+
+impl Watcher for StopsAt {
+    fn stop_asked(&self) -> Option<StopAsked> {
+        let (asked, at) = (Arc::clone(&self.asked), self.at);
+        Some(Arc::new(move || asked.fetch_add(1, Ordering::Relaxed) + 1 >= at))
+    }
+    fn has_probe(&self) -> bool {
+        self.probe.is_some()
+    }
+    fn probe(&mut self) -> Option<&mut dyn Probe> {
+        self.probe.as_mut().map(|probe| probe as &mut dyn Probe)
+    }
+}
+
+#[test]
+fn a_pass_that_lends_its_watcher_away_can_be_stopped() {
+    const CHUNK: usize = 16;
+    let mut options = options(b());
+    options.chunk = Some(CHUNK);
+    let engine = open(&options);
+    let text = prompt(64, engine.tokenizer().tokens_total());
+    let is_interrupted = |result: Result<_, SessionError>| matches!(result, Err(SessionError::Interrupted));
+    for (want, has_probe) in [(Want::All, false), (Want::All, true), (Want::Last, true)] {
+        // Early in a pass, and far on.
+        for at in [3, 25] {
+            let what = format!("{want:?}, probe {has_probe}, question {at}");
+            let mut timeline = Timeline::new(engine.runner().unwrap());
+            let mut watcher = StopsAt::new(at, has_probe);
+            assert!(is_interrupted(timeline.sync(&text, want, &mut watcher).map(|_| ())), "{what}");
+            assert_eq!(watcher.asked.load(Ordering::Relaxed), at, "{what}: asked again after it said stop");
+            let held = timeline.tokens().len();
+            assert!(held < text.len() && held.is_multiple_of(CHUNK) && timeline.tokens() == &text[..held], "{what}");
+            timeline.sync(&text, Want::Last, &mut NoWatcher).unwrap();
+            assert!(bits(&timeline) == fresh(&engine, &text), "{what}");
+        }
+    }
+    // One window is one question in between; all the others are asked within it.
+    let mut timeline = Timeline::new(engine.runner().unwrap());
+    let measured = perplexity::measure(&mut timeline, &text, None, text.len(), &mut StopsAt::new(5, false));
+    assert!(is_interrupted(measured.map(|_| ())));
 }

@@ -220,6 +220,8 @@ fn the_command_writes_the_same_file_each_time_and_convert_takes_it() {
     run(with(&[], &third), 2, "prompt is empty");
     std::fs::write(&text, [0xff, 0xfe]).unwrap();
     run(with(&[], &third), 1, "is not UTF-8 text");
+    // Found before anything is read.
+    run(with(&[], &"/nowhere/x".into()), 1, "no folder /nowhere");
     check(&["imatrix", b, "--text", &text, "-o", &third], 1, "");
     assert!(!Path::new(&third).exists());
     let mut left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();

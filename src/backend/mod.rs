@@ -125,6 +125,8 @@ pub trait Backend: Sized + Send + Sync + 'static {
     fn take_ids(&self, src: &Self::Ids, dst: &mut [i32]) -> Result<(), BackendError> {
         self.download_ids(src, 0, dst)
     }
+    /// Writes `len` zeros from value `at` of `dst` on.
+    fn clear(&self, dst: &mut Self::Buf, at: usize, len: usize) -> Result<(), BackendError>;
     /// Device to device: `len` values.
     fn copy(
         &self,
@@ -230,6 +232,8 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// `drawn = [1]`: a place among `count` values, drawn by the rule: the same for the same number on every device; -1 where `best_of` is.
     fn draw(&self, op: ops::Draw<'_, Self>, drawn: &mut Self::Ids) -> Result<(), BackendError>;
 
+    /// `out = [rows, width]`: n-gram rows as numbers.
+    fn decode_rows(&self, op: ops::DecodeRows<'_, Self>, out: &mut Self::Buf) -> Result<(), BackendError>;
     /// Adds gated n-gram memory to the streams, in place; `gates = [rows, streams]` is what was applied.
     fn engram_gate(
         &self,

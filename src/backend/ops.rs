@@ -318,6 +318,19 @@ pub struct Attention<'a, B: Backend> {
     pub width: usize,
     pub first_pos: usize,
     pub scale: f32,
+    /// Whether all values of window and compressed rows are BF16 values, as rounding to FP8 and FP4 leaves them. A backend with [`Sums::Fast`]
+    /// computes with them as such, and would lose bits of others.
+    pub keys_are_bf16: bool,
+}
+
+/// In which order a backend adds where it has a choice. The processor has none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Sums {
+    /// As the processor: the same bits.
+    Exact,
+    /// As suits tensor cores: F32 products and sums in one fixed order of its own, no less exact.
+    #[default]
+    Fast,
 }
 
 /// `score = sqrt(softplus(logit))`; the bias takes part in the choice, not in the weights.
@@ -493,6 +506,22 @@ pub struct Draw<'a, B: Backend> {
     pub values: &'a B::Buf,
     pub count: usize,
     pub rule: DrawRule,
+}
+
+/// Decoding of n-gram rows: E4M3 codes, then an E8M0 scale for each 32 of them; all are numbers, and so are their products.
+pub struct DecodeRows<'a, B: Backend> {
+    /// `[rows, width + width / 32]` bytes in words of four, the last one filled up.
+    pub bytes: &'a B::Ids,
+    pub rows: usize,
+    /// Values of a row, a multiple of 32.
+    pub width: usize,
+}
+
+impl<B: Backend> DecodeRows<'_, B> {
+    /// Words that the rows take.
+    pub fn words(&self) -> usize {
+        (self.rows * (self.width + self.width / 32)).div_ceil(4)
+    }
 }
 
 /// Gate from the similarity of a stream with its key, then `stream += gate * value`.

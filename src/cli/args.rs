@@ -68,6 +68,9 @@ pub struct ModelArgs {
     /// The host looks up which experts a GPU needs, layer by layer, instead of the GPU (the same text, slower)
     #[arg(long)]
     pub no_graph: bool,
+    /// Order of a GPU's sums: fast uses tensor cores for attention, exact has the processor's bits, slower [default: fast]
+    #[arg(long, value_enum, value_name = "ORDER")]
+    pub gpu_sums: Option<SumsChoice>,
     /// Exact arithmetic: F32 activations instead of 8-bit blocks; slower
     #[arg(long)]
     pub quality: bool,
@@ -77,7 +80,7 @@ pub struct ModelArgs {
     /// Instruction set of the CPU kernels; amx is avx512 and matrix tiles for many rows (every choice gives the same bits)
     #[arg(long, value_enum, default_value_t = SimdChoice::Auto, value_name = "LEVEL")]
     pub simd: SimdChoice,
-    /// Prompt tokens computed together [default: 512]
+    /// Prompt tokens computed together [default: 512; on a GPU up to 2048, as memory allows]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32768))]
     pub prefill_chunk: Option<u32>,
     /// Prompt tokens that share one read of each expert [default: what a sixteenth of the memory carries, at most 32768]
@@ -288,6 +291,13 @@ pub enum UploadsChoice {
     Auto,
     Copy,
     Direct,
+}
+
+/// Orders of a GPU's sums.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SumsChoice {
+    Exact,
+    Fast,
 }
 
 /// Instruction sets of the CPU kernels.

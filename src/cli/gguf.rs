@@ -142,6 +142,7 @@ pub fn describe(model: &std::path::Path) -> Result<String, ConvertError> {
 
 /// Runs `ds4-gguf` on the process's arguments.
 pub fn main() -> ExitCode {
+    crate::sys::save_addresses();
     crate::sys::outlive_file_size_limit();
     let mut text = Vec::new();
     let result = match Cli::try_parse() {

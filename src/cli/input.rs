@@ -103,6 +103,17 @@ pub fn text_file(path: &Path) -> Result<String, CliError> {
     })
 }
 
+/// As [`text_file`], for a file that is named in a conversation: a pipe could keep it waiting where nobody can interrupt.
+///
+/// # Errors
+/// As [`text_file`]; anything but a regular file.
+pub fn regular_text_file(path: &Path) -> Result<String, CliError> {
+    if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        return Err(CliError::failed(format!("{} is no regular file; name a text file", path.display())));
+    }
+    text_file(path)
+}
+
 fn tokens_file(path: &Path) -> Result<Vec<TokenId>, CliError> {
     let text = text_file(path)?;
     serde_json::from_str(&text)

@@ -9,6 +9,8 @@ use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::session::timeline::StopAsked;
+
 /// Shared view of "somebody asked us to stop".
 #[derive(Clone, Debug)]
 pub struct Interrupt {
@@ -58,6 +60,12 @@ impl Interrupt {
     /// Whether a stop was asked for since the last `clear`.
     pub fn is_set(&self) -> bool {
         self.asked.load(Ordering::Relaxed)
+    }
+
+    /// [`Self::is_set`] for passes, which outlive no borrow of this.
+    pub fn asked_in_passes(&self) -> StopAsked {
+        let asked = Arc::clone(&self.asked);
+        Arc::new(move || asked.load(Ordering::Relaxed))
     }
 
     /// Whether the program was asked to end; `clear` does not change it.

@@ -81,6 +81,7 @@ impl CliError {
 /// Runs `ds4`.
 pub fn main() -> ExitCode {
     crate::sys::return_freed_memory();
+    crate::sys::save_addresses();
     crate::sys::outlive_file_size_limit();
     let result = match Cli::from_process_args() {
         Ok(cli) => listened(&cli),

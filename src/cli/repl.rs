@@ -60,7 +60,7 @@ pub fn run(
         let _ = editor.load_history(path);
     }
     let trace = cli.diagnosis.trace_routes.as_deref();
-    let recording = trace.map(|path| TraceFile::begin(path, engine)).transpose()?;
+    let recording = trace.map(|path| TraceFile::begin("--trace-routes", path, engine)).transpose()?;
     let mut repl = Repl::new(cli, engine, sampler, interrupt)?;
     saved.map_or(Ok(()), |saved| repl.restore(saved))?;
     let mut piped = piped()?;
@@ -82,7 +82,11 @@ pub fn run(
                 match flow {
                     Ok(Flow::Continue) => {}
                     Ok(Flow::Stop) => break,
-                    Err(CliError::Unread) => return Err(CliError::Unread),
+                    // Nobody reads any more; what was asked for in files is kept all the same.
+                    Err(CliError::Unread) => {
+                        lost = Some(CliError::Unread);
+                        break;
+                    }
                     Err(error) => {
                         note(&error.to_string());
                         has_failed = true;
@@ -106,11 +110,11 @@ pub fn run(
     if let Some(path) = &history {
         let _ = editor.save_history(path);
     }
-    if let (Some(recording), Some(path)) = (recording, trace) {
-        recording.finish(path, engine)?;
-    }
-    write_stats(cli, &repl.stats())?;
-    repl.save_at_the_end()?;
+    // Each is worth having without the others.
+    let recorded = recording.zip(trace).map_or(Ok(()), |(recording, path)| recording.finish(path, engine));
+    let counted = write_stats(cli, &repl.stats());
+    let saved = repl.save_at_the_end();
+    recorded.and(counted).and(saved)?;
     if let Some(error) = lost {
         return Err(error);
     }
@@ -229,7 +233,7 @@ impl<'a> Repl<'a> {
         match repl_command::parse(line).map_err(CliError::Usage)? {
             Line::Empty => {}
             Line::Say(text) => self.say(text)?,
-            Line::Read(path) => self.say(input::text_file(&path)?)?,
+            Line::Read(path) => self.say(input::regular_text_file(&path)?)?,
             Line::Help => COMMANDS.iter().for_each(|(usage, what)| note(&format!("{usage:<12} {what}"))),
             Line::Quit => return Ok(Flow::Stop),
             Line::Think(level) => {
@@ -252,7 +256,7 @@ impl<'a> Repl<'a> {
         let before = self.messages.len();
         self.messages.push(Message::new(Role::User, text));
         let result = self.answer();
-        if result.is_err() {
+        if result.as_ref().is_err_and(|error| !matches!(error, CliError::Unread)) {
             self.messages.truncate(before);
         }
         result
@@ -262,7 +266,7 @@ impl<'a> Repl<'a> {
         if self.messages.last().is_some_and(|m| m.role == Role::Assistant) {
             let old = self.messages.pop();
             let result = self.answer();
-            if result.is_err() {
+            if result.as_ref().is_err_and(|error| !matches!(error, CliError::Unread)) {
                 self.messages.extend(old);
             }
             return result;
@@ -295,10 +299,10 @@ impl<'a> Repl<'a> {
                 if failure.is_some() || interrupt.is_set() { Flow::Stop } else { Flow::Continue }
             })
             .map_err(from_generate)?;
-        if let Some(error) = failure {
-            return Err(CliError::output(error));
+        let shown = failure.map_or_else(|| output::line(""), Err).map_err(CliError::output);
+        if matches!(shown, Err(CliError::Failed(_))) {
+            return shown;
         }
-        output::line("").map_err(CliError::output)?;
         interrupt.clear();
         self.messages.push(answer_message(&answer.text));
         self.timings.prompt_tokens += tokens.len() as u64;
@@ -309,6 +313,8 @@ impl<'a> Repl<'a> {
         self.timings.decode_passes += answer.passes;
         self.timings.decode += answer.elapsed;
         self.timings.decode_row_wait += engine.row_wait().saturating_sub(row_wait);
+        // A reader that went away has seen what it wanted: the answer so far belongs to the conversation that may be saved.
+        shown?;
         note(&match answer.ended {
             Ended::Caller => "stopped; the conversation goes on from here".to_owned(),
             Ended::Context => "the context is full; /clear starts over, /ctx N makes room".to_owned(),

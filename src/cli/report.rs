@@ -17,8 +17,9 @@ pub fn lines(stats: &RunStats) -> Vec<String> {
     if stats.sweeps.sweeps > 0 {
         let SweepCounts { sweeps, rows, layer_rows, layer_rows_skipped } = stats.sweeps;
         lines.push(format!(
-            "prompt: {rows} rows in {sweeps} sweeps of at most {}, {:.1} % of their work left out because nothing can see it",
+            "prompt: {rows} rows in {sweeps} sweeps of at most {}, {} computed together, {:.1} % of their work left out because nothing can see it",
             stats.sweep_rows,
+            stats.prefill_chunk,
             100.0 * layer_rows_skipped as f64 / layer_rows.max(1) as f64
         ));
     }
@@ -62,7 +63,7 @@ fn graphics(gpu: &GpuStats, tokens: u64, drive: u64) -> [String; 2] {
     let percent = |part: u64| 100.0 * part as f64 / uses.max(1) as f64;
     let done = format!(
         "{}: {} expert slots ({}), {} hits, {} misses, {} evictions, {} uploaded (experts at {:.1} GB/s), {} launches, {} graphs and {} waits a token, \
-         {} tokens chosen by it, {} that found their experts without the host",
+         {} tokens chosen by it, {} that found their experts without the host, {} of {} attentions on tensor cores (sums: {})",
         gpu.name,
         gpu.cache_slots,
         Bytes(gpu.cache_bytes),
@@ -75,7 +76,10 @@ fn graphics(gpu: &GpuStats, tokens: u64, drive: u64) -> [String; 2] {
         gpu.graphs / tokens.max(1),
         gpu.waits / tokens.max(1),
         gpu.chosen_tokens,
-        gpu.found_rows
+        gpu.found_rows,
+        gpu.tensor_attentions,
+        gpu.attentions,
+        gpu.sums
     );
     let tiers = format!(
         "tiers: {:.1} % of {uses} experts in GPU memory, {:.1} % in host memory, {:.1} % read from the drive",
@@ -187,6 +191,9 @@ mod tests {
             expert_misses: 40,
             evictions: 33,
             found_rows: 9,
+            sums: "fast",
+            attentions: 40,
+            tensor_attentions: 30,
             launches: 1000,
             graphs: 70,
             waits: 50,
@@ -206,7 +213,8 @@ mod tests {
             done.starts_with("card: 7 expert slots (7.00 MiB), 60 hits, 40 misses, 33 evictions, 3.00 GiB"),
             "{done}"
         );
-        let end = "100 launches, 7 graphs and 5 waits a token, 8 tokens chosen by it, 9 that found their experts without the host";
+        let end = "100 launches, 7 graphs and 5 waits a token, 8 tokens chosen by it, 9 that found their experts without the host, \
+                   30 of 40 attentions on tensor cores (sums: fast)";
         assert!(done.ends_with(end), "{done}");
         assert_eq!(
             tiers,

@@ -56,7 +56,7 @@ pub fn run(cli: &Cli) -> Result<(), CliError> {
     saved.as_ref().map_or(Ok(()), |saved| session_file::check_prompt(saved, prompt.as_ref()))?;
     // The line editor takes SIGINT for itself when it is made; made first, it gets the signal from our handler.
     let editor = (prompt.is_none() && text.is_none()).then(repl::editor).transpose()?;
-    let interrupt = Interrupt::listen().map_err(CliError::failed)?;
+    let interrupt = Interrupt::listen().map_err(|e| CliError::failed(format!("cannot listen for signals: {e}")))?;
     if text.is_some() && options.ctx.is_none() {
         options.ctx = Some(tasks::PERPLEXITY_WINDOW);
     }
@@ -116,9 +116,7 @@ fn check_outputs(cli: &Cli, has_prompt: bool) -> Result<(), CliError> {
     }
     for (flag, path) in written(cli) {
         if let Some(path) = path {
-            // Dropped at once: it only shows that the file could be made.
-            WholeFile::create(path)
-                .map_err(|e| CliError::failed(format!("{flag}: cannot write {}: {e}", path.display())))?;
+            WholeFile::check(path).map_err(|e| cannot_write(flag, path, &e))?;
         }
     }
     Ok(())
@@ -185,34 +183,36 @@ impl Dumps {
         Ok(Self {
             logits: args.dump_logits.as_deref().map(create).transpose()?,
             logprobs: args.dump_logprobs.as_ref().map(|_| LogprobsFile::new(model)),
-            routes: args.trace_routes.as_deref().map(|p| TraceFile::begin(p, engine)).transpose()?,
+            routes: args.trace_routes.as_deref().map(|p| TraceFile::begin("--trace-routes", p, engine)).transpose()?,
         })
     }
 
-    fn finish(self, cli: &Cli, engine: &Engine, tokens: &[TokenId]) -> Result<(), CliError> {
+    /// Finishes each of them, whatever became of the others; `watched` is how writing logits went so far. The first failure is told.
+    fn finish(
+        self,
+        cli: &Cli,
+        engine: &Engine,
+        tokens: &[TokenId],
+        watched: std::io::Result<()>,
+    ) -> Result<(), CliError> {
         let args = &cli.diagnosis;
-        if let (Some(file), Some(path)) = (self.logits, &args.dump_logits) {
+        let logits = self.logits.zip(args.dump_logits.as_ref()).map_or(Ok(()), |(file, path)| {
             let rows = file.rows();
-            file.finish(&tokens[..rows]).map_err(|e| cannot_write("--dump-logits", path, &e))?;
-        }
-        if let (Some(file), Some(path)) = (self.logprobs, &args.dump_logprobs) {
-            file.write(path).map_err(|e| cannot_write("--dump-logprobs", path, &e))?;
-        }
-        match (self.routes, &args.trace_routes) {
-            (Some(routes), Some(path)) => routes.finish(path, engine),
-            _ => Ok(()),
-        }
+            let finished = watched.and_then(|()| file.finish(&tokens[..rows]));
+            finished.map_err(|e| cannot_write("--dump-logits", path, &e))
+        });
+        let logprobs = self
+            .logprobs
+            .zip(args.dump_logprobs.as_ref())
+            .map_or(Ok(()), |(file, path)| file.write(path).map_err(|e| cannot_write("--dump-logprobs", path, &e)));
+        let routes = self.routes.zip(args.trace_routes.as_ref());
+        logits.and(logprobs).and(routes.map_or(Ok(()), |(routes, path)| routes.finish(path, engine)))
     }
 }
 
 /// Names the file as the user did: the error may speak of the one that it was going to become.
 fn cannot_write(flag: &str, path: &Path, error: &std::io::Error) -> CliError {
     CliError::failed(format!("{flag}: cannot write {}: {error}", path.display()))
-}
-
-/// Where the logits go; only asked where they go somewhere.
-fn logits_path(cli: &Cli) -> &Path {
-    cli.diagnosis.dump_logits.as_deref().unwrap_or(Path::new("the file"))
 }
 
 fn stop_rules(engine: &Engine) -> Result<StopRules, CliError> {
@@ -266,12 +266,10 @@ fn answer_once(
             })
             .map_err(from_generate)?;
         outcome.row_wait = engine.row_wait().saturating_sub(row_wait);
-        if let Some(error) = failure {
-            return Err(CliError::output(error));
+        if failure.is_none() && !answer.text.is_empty() {
+            failure = output::line("").err();
         }
-        if !answer.text.is_empty() {
-            output::line("").map_err(CliError::output)?;
-        }
+        outcome.unshown = failure.map(CliError::output);
         // The last token was chosen but not computed; its logits are part of the dump.
         let has_room = timeline.tokens().len() < timeline.ctx();
         if let (Want::All, true, Some(&last)) = (want, has_room, answer.tokens.last()) {
@@ -280,21 +278,14 @@ fn answer_once(
         outcome.answer = Some(answer);
         Ok(())
     })();
-    let watched = watcher.finish().map_err(|e| cannot_write("--dump-logits", logits_path(cli), &e));
-    // Each of the following is worth having without the others.
+    let watched = watcher.finish();
+    // Each of the following is worth having without the others, and without an answer that could not be shown.
     let reported = outcome.report(cli, engine, timeline.ctx());
     result?;
-    watched?;
-    dumps.finish(cli, engine, timeline.tokens())?;
-    reported?;
-    if let (Some(path), Some(answer)) = (&cli.session.save_session, &outcome.answer) {
-        talk.messages.iter_mut().for_each(|messages| messages.push(answer_message(&answer.text)));
-        session_file::save((cli, engine, path), &mut timeline, &talk, &sampler)?;
-    }
-    match outcome.answer {
-        Some(answer) if answer.ended == Ended::Caller => Err(CliError::Failed("interrupted".into())),
-        _ => Ok(()),
-    }
+    let dumped = dumps.finish(cli, engine, timeline.tokens(), watched);
+    let saved = outcome.save((cli, engine), &mut timeline, talk, &sampler);
+    reported.and(dumped).and(saved)?;
+    outcome.ended()
 }
 
 /// What a one-shot run did, as far as it came.
@@ -303,11 +294,35 @@ struct Outcome {
     prompt_tokens: usize,
     sync: SyncReport,
     answer: Option<Answer>,
+    /// Why some of the answer could not be shown.
+    unshown: Option<CliError>,
     /// Waits for rows while generating.
     row_wait: Duration,
 }
 
 impl Outcome {
+    /// Writes `--save-session`, if asked for and if there is an answer.
+    fn save(
+        &self,
+        (cli, engine): (&Cli, &Engine),
+        timeline: &mut Timeline,
+        mut talk: Talk,
+        sampler: &Sampler,
+    ) -> Result<(), CliError> {
+        let (Some(path), Some(answer)) = (&cli.session.save_session, &self.answer) else { return Ok(()) };
+        talk.messages.iter_mut().for_each(|messages| messages.push(answer_message(&answer.text)));
+        session_file::save((cli, engine, path), timeline, &talk, sampler)
+    }
+
+    /// What a run that computed an answer ends with.
+    fn ended(self) -> Result<(), CliError> {
+        match (self.unshown, self.answer) {
+            (Some(error), _) => Err(error),
+            (None, Some(answer)) if answer.ended == Ended::Caller => Err(CliError::Failed("interrupted".into())),
+            _ => Ok(()),
+        }
+    }
+
     fn report(&self, cli: &Cli, engine: &Engine, ctx: usize) -> Result<(), CliError> {
         let answer = self.answer.as_ref();
         let timings = Timings {

@@ -18,7 +18,7 @@ use crate::cli::CliError;
 use crate::cli::whole_file::WholeFile;
 use crate::obs::spans::{self, Row};
 
-const ROWS: [Row; 10] = [
+const ROWS: [Row; 11] = [
     Row::Passes,
     Row::Layers,
     Row::HostWaits,
@@ -26,6 +26,7 @@ const ROWS: [Row; 10] = [
     Row::GpuLayers,
     Row::GpuWaits,
     Row::Uploads,
+    Row::Arranging,
     Row::Waits,
     Row::Reads,
     Row::Clock,
@@ -49,6 +50,10 @@ impl Writing {
         if let (Some(out), None) = (&mut self.out, &self.failure) {
             let between = if std::mem::take(&mut self.is_first) { "" } else { ",\n" };
             self.failure = write!(out, "{between}{value}").err();
+        }
+        if self.failure.is_some() {
+            // The subscriber lives as long as the process: what it kept would never be taken away.
+            self.out = None;
         }
     }
 

@@ -16,7 +16,7 @@ use crate::engine::Engine;
 use crate::engine::options::EngineOptions;
 use crate::engine::prepare::{prepare, tokenizer};
 use crate::engine::stats::{RunStats, Timings};
-use crate::session::timeline::{Flow, Timeline};
+use crate::session::timeline::Timeline;
 use crate::session::{consistency, perplexity as likelihood};
 use crate::units::TokenId;
 
@@ -94,10 +94,8 @@ pub fn perplexity(cli: &Cli, engine: &Engine, interrupt: &Interrupt, text: &str)
 /// A failed pass, or a difference.
 pub fn consistency(engine: &Engine, interrupt: &Interrupt, tokens: &[TokenId], single: usize) -> Result<(), CliError> {
     let mut timeline = Timeline::new(engine.runner().map_err(CliError::failed)?);
-    let outcome = consistency::compare(&mut timeline, tokens, single, &|| {
-        if interrupt.is_set() { Flow::Stop } else { Flow::Continue }
-    })
-    .map_err(from_session)?;
+    let outcome =
+        consistency::compare(&mut timeline, tokens, single, &interrupt.asked_in_passes()).map_err(from_session)?;
     line(&format!(
         "decode consistency: {} of {} positions differ, largest difference {:e}",
         outcome.different, outcome.positions, outcome.max_abs

@@ -24,23 +24,23 @@ impl Write for Shared {
     }
 }
 
-/// A trace that is being recorded.
-pub struct TraceFile(Shared);
+/// A trace that is being recorded, and the flag that asked for it.
+pub struct TraceFile(Shared, &'static str);
 
-fn cannot(path: &Path, error: &io::Error) -> CliError {
-    CliError::failed(format!("--trace-routes: cannot write {}: {error}", path.display()))
+fn cannot(flag: &str, path: &Path, error: &io::Error) -> CliError {
+    CliError::failed(format!("{flag}: cannot write {}: {error}", path.display()))
 }
 
 impl TraceFile {
-    /// Records what `engine` does from now on.
+    /// Records what `engine` does from now on, as `flag` asks for.
     ///
     /// # Errors
     /// A file that cannot be made.
-    pub fn begin(path: &Path, engine: &Engine) -> Result<Self, CliError> {
-        let file = WholeFile::create(path).map_err(|e| cannot(path, &e))?;
+    pub fn begin(flag: &'static str, path: &Path, engine: &Engine) -> Result<Self, CliError> {
+        let file = WholeFile::create(path).map_err(|e| cannot(flag, path, &e))?;
         let shared = Shared(Arc::new(Mutex::new(file)));
-        engine.begin_trace(Box::new(shared.clone())).map_err(|e| cannot(path, &e))?;
-        Ok(Self(shared))
+        engine.begin_trace(Box::new(shared.clone())).map_err(|e| cannot(flag, path, &e))?;
+        Ok(Self(shared, flag))
     }
 
     /// Ends the recording and gives the file its name.
@@ -48,8 +48,9 @@ impl TraceFile {
     /// # Errors
     /// A full disk, for example.
     pub fn finish(self, path: &Path, engine: &Engine) -> Result<(), CliError> {
-        engine.end_trace().map_err(|e| cannot(path, &e))?;
+        let flag = self.1;
+        engine.end_trace().map_err(|e| cannot(flag, path, &e))?;
         let file = Arc::into_inner(self.0.0).expect("the engine has let go of it").into_inner();
-        file.finish().map_err(|e| cannot(path, &e))
+        file.finish().map_err(|e| cannot(flag, path, &e))
     }
 }

@@ -6,7 +6,7 @@ use std::io;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::logits_file::LogitsFile;
 use crate::cli::progress::{Meter, Unit};
-use crate::session::timeline::{Flow, Watcher};
+use crate::session::timeline::{Flow, StopAsked, Watcher};
 
 /// Watches the passes of one run.
 pub struct RunWatcher<'a> {
@@ -41,6 +41,10 @@ impl Watcher for RunWatcher<'_> {
     fn prefill(&mut self, done: usize, total: usize) -> Flow {
         self.meter.set(done as u64, total as u64);
         if self.interrupt.is_set() { Flow::Stop } else { Flow::Continue }
+    }
+
+    fn stop_asked(&self) -> Option<StopAsked> {
+        Some(self.interrupt.asked_in_passes())
     }
 
     fn logits(&mut self, _position: usize, logits: &[f32]) {

@@ -4,8 +4,12 @@
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+use rustix::fs::{Access, OFlags, access, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
 use tempfile::NamedTempFile;
 
 use crate::storage::part_file;
@@ -21,6 +25,51 @@ enum Target {
     Name(PathBuf),
     /// Something that has no content to keep: a device, a pipe.
     Stream(File),
+}
+
+/// What a name stands for.
+enum Kind {
+    /// A file, there or not, that will have this name: a link stays, and what it names is replaced.
+    Name(PathBuf),
+    Pipe,
+    /// A device, for example.
+    Other,
+}
+
+impl Kind {
+    fn of(path: &Path) -> io::Result<Self> {
+        match fs::metadata(path) {
+            Ok(found) if found.is_dir() => Err(ErrorKind::IsADirectory.into()),
+            Ok(found) if found.is_file() && is_model(path) => Err(replaces_model()),
+            Ok(found) if found.is_file() => Ok(Self::Name(fs::canonicalize(path)?)),
+            Ok(found) if found.file_type().is_fifo() => Ok(Self::Pipe),
+            Ok(_) => Ok(Self::Other),
+            Err(_) => Ok(Self::Name(path.to_owned())),
+        }
+    }
+}
+
+/// Longest wait for somebody to read a pipe: its reader may have been started a moment later.
+const READER_WAIT: Duration = Duration::from_secs(10);
+
+/// Opens a pipe whose reader is there, or comes within `patience`: plainly opened, one that nobody ever reads would keep the run for ever.
+fn open_pipe(path: &Path, patience: Duration) -> io::Result<File> {
+    let begun = Instant::now();
+    let file = loop {
+        let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
+        match File::options().write(true).custom_flags(nonblocking).open(path) {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::NXIO) => {
+                if begun.elapsed() >= patience {
+                    return Err(io::Error::other("nobody reads this pipe; start its reader first"));
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            opened => break opened?,
+        }
+    };
+    // A slow reader is waited for.
+    fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
+    Ok(file)
 }
 
 /// Whether a GGUF file has this name: hours of download that a wrong completion of a name must not cost.
@@ -40,21 +89,33 @@ impl WholeFile {
     /// # Errors
     /// When its folder cannot be written to, or `path` is a folder.
     pub fn create(path: &Path) -> io::Result<Self> {
-        let target = match fs::metadata(path) {
-            Ok(found) if found.is_dir() => return Err(ErrorKind::IsADirectory.into()),
-            Ok(found) if found.is_file() && is_model(path) => {
-                return Err(replaces_model());
-            }
-            // A link stays; what it names is replaced.
-            Ok(found) if found.is_file() => Target::Name(fs::canonicalize(path)?),
-            Ok(_) => Target::Stream(File::options().write(true).open(path)?),
-            Err(_) => Target::Name(path.to_owned()),
+        let target = match Kind::of(path)? {
+            Kind::Name(path) => Target::Name(path),
+            Kind::Pipe => Target::Stream(open_pipe(path, READER_WAIT)?),
+            Kind::Other => Target::Stream(File::options().write(true).open(path)?),
         };
         let temporary = match &target {
             Target::Name(path) => part_file::begin(path)?,
-            Target::Stream(_) => part_file::open(&std::env::temp_dir().join("stream"))?,
+            Target::Stream(_) => {
+                let folder = std::env::temp_dir();
+                let told =
+                    |e| io::Error::other(format!("{e}; its bytes wait in {} (TMPDIR) until the end", folder.display()));
+                part_file::open(&folder.join("stream")).map_err(told)?
+            }
         };
         Ok(Self { temporary, target })
+    }
+
+    /// Sees whether [`Self::create`] would do, and leaves nothing. A pipe is not opened: its reader would take the end of this look for the
+    /// end of the file.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub fn check(path: &Path) -> io::Result<()> {
+        match Kind::of(path)? {
+            Kind::Pipe => Ok(access(path, Access::WRITE_OK)?),
+            Kind::Name(_) | Kind::Other => Self::create(path).map(drop),
+        }
     }
 
     /// Gives the file its name; an older one of that name is replaced.
@@ -78,11 +139,11 @@ impl WholeFile {
 
 impl Write for WholeFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.temporary.write(bytes)
+        self.temporary.write(bytes).map_err(part_file::without_part)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.temporary.flush()
+        self.temporary.flush().map_err(part_file::without_part)
     }
 }
 
@@ -135,5 +196,9 @@ mod tests {
         write(&pipe, "through").unwrap();
         assert_eq!(reader.join().unwrap(), "through");
         assert!(!fs::metadata(&pipe).unwrap().is_file());
+        // A look is no opening: with no reader there is nothing to wait for, and later none to have been sent away.
+        WholeFile::check(&pipe).unwrap();
+        let error = open_pipe(&pipe, Duration::from_millis(50)).unwrap_err();
+        assert!(error.to_string().contains("nobody reads this pipe"), "{error}");
     }
 }

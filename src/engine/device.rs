@@ -7,9 +7,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use crate::backend::Backend;
 #[cfg(feature = "cuda")]
 use crate::backend::cuda;
+use crate::backend::{Backend, BackendError};
 use crate::engine::EngineError;
 #[cfg(feature = "cuda")]
 use crate::engine::gpu_uploads;
@@ -18,6 +18,7 @@ use crate::engine::stats::GpuStats;
 use crate::engine::token_time::PassClock;
 use crate::models::supply::{ExpertSupply, RowSupply};
 use crate::models::{Model, ModelRunner, RunnerOptions, SweepCounts};
+use crate::units::Bytes;
 
 /// The device that was chosen, and why.
 #[derive(Clone)]
@@ -70,6 +71,18 @@ impl Chosen {
         }
     }
 
+    /// What is free of the GPU's memory; `None` on the processor.
+    ///
+    /// # Errors
+    /// Failures of the device.
+    pub fn free_memory(&self) -> Result<Option<Bytes>, BackendError> {
+        match self {
+            Self::Cpu { .. } => Ok(None),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(device) => Ok(Some(Bytes(device.memory()?.0))),
+        }
+    }
+
     /// Why the processor computes, if that is not what was asked for.
     pub fn why(&self) -> Option<&str> {
         match self {
@@ -116,6 +129,9 @@ pub(super) fn choose(options: &EngineOptions) -> Result<Chosen, EngineError> {
         }
         if !options.finds_experts {
             return Err(EngineError::NoGpuForRows { why: why() });
+        }
+        if options.gpu_sums.is_some() {
+            return Err(EngineError::NoGpuForSums { why: why() });
         }
     }
     Ok(chosen)

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cuda::{self, CudaBackend, DeviceCounters, ReadRates};
+use crate::backend::ops::Sums;
 use crate::engine::EngineError;
 use crate::engine::device::{On, ReadGpu};
 use crate::engine::gpu_experts::{GpuExperts, slot_bytes};
@@ -26,7 +27,7 @@ use crate::models::supply::ExpertSupply;
 use crate::models::{self, Model};
 use crate::units::{Budget, Bytes};
 
-/// Memory that stays unplanned: modules, the upload buffer, rounded activations, and what else the driver takes.
+/// Memory that stays unplanned: modules, the upload buffer, and what else the driver takes.
 const MARGIN: u64 = 512 << 20;
 
 /// A backend and the model on it.
@@ -47,7 +48,9 @@ pub(super) fn load(
     if needed > free {
         return Err(EngineError::GpuTooSmall { needed: Bytes(needed), free: Bytes(free), total: Bytes(total) });
     }
-    let backend = Arc::new(CudaBackend::new(Arc::clone(device), options.arithmetic));
+    let backend =
+        CudaBackend::new(Arc::clone(device), options.arithmetic).with_sums(options.gpu_sums.unwrap_or_default());
+    let backend = Arc::new(backend);
     let model = models::load(&FileMetadata(prepared.file.metadata()), Arc::clone(&backend), source)
         .map_err(|e| EngineError::from(e).inside(prepared.file.path()))?;
     // Host memory of the weights may be given back once they are on the device.
@@ -89,7 +92,7 @@ pub(super) fn place(
 
 fn work_bytes(prepared: &Prepared) -> u64 {
     let bytes = prepared.config.runner_bytes(&prepared.runner);
-    bytes.kv.saturating_add(bytes.scratch)
+    bytes.kv.saturating_add(bytes.scratch).saturating_add(cuda::product_bytes(&prepared.products))
 }
 
 fn slots(
@@ -135,6 +138,7 @@ fn read(
 ) -> GpuStats {
     let (counts, device) = (experts.counts(), backend.device().counters());
     let (slots, bytes) = experts.size();
+    let (attentions, tensor_attentions) = backend.attention_counts();
     GpuStats {
         name: backend.device().properties().name.clone(),
         device: backend.device().properties().ordinal as u64,
@@ -145,6 +149,12 @@ fn read(
         expert_misses: counts.misses,
         evictions: counts.evictions,
         found_rows: counts.found_rows,
+        sums: match backend.sums() {
+            Sums::Exact => "exact",
+            Sums::Fast => "fast",
+        },
+        attentions,
+        tensor_attentions,
         launches: device.launches,
         graphs: device.graphs,
         chosen_tokens: device.choices,

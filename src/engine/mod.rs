@@ -3,6 +3,7 @@
 
 pub mod advice;
 mod checked_runner;
+mod chunk;
 pub mod device;
 pub mod doctor;
 pub mod forecast;
@@ -147,6 +148,8 @@ pub enum EngineError {
     GpuUploads { reason: String },
     #[error("--no-graph needs a GPU: {why}; drop the flag")]
     NoGpuForRows { why: String },
+    #[error("--gpu-sums needs a GPU: {why}; drop the flag")]
+    NoGpuForSums { why: String },
     #[error("--gpu-cache needs a GPU: {why}; drop the flag")]
     NoGpuForCache { why: String },
     #[error(

@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use crate::backend::cpu::matmul::Arithmetic;
 use crate::backend::cpu::simd::SimdLevel;
+use crate::backend::ops::Sums;
 use crate::storage::probe::{Memory, ProbeChoice};
 use crate::storage::reader::{DirectChoice, Reader, ReaderChoice};
 use crate::units::{Budget, Bytes};
 
 /// Context length when none is asked for: the trained length, at most this.
 pub const CTX_DEFAULT_MAX: usize = 32_768;
-/// Rows computed together in prefill when nothing else is asked for.
+/// Rows computed together in prefill when nothing else is asked for, on the processor or on a GPU with little room (`engine::chunk`).
 pub const CHUNK_DEFAULT: usize = 512;
 /// Widest sweep: what the state between layers of one takes grows with its rows, what it saves does not.
 pub const SWEEP_ROWS_MAX: usize = 32_768;
@@ -124,6 +125,8 @@ pub struct EngineOptions {
     pub gpu_uploads: GpuUploads,
     /// Let a GPU find the experts of a token by itself.
     pub finds_experts: bool,
+    /// The order of a GPU's sums; `None` for the default.
+    pub gpu_sums: Option<Sums>,
     /// Instruction set; `None` for the best of this machine.
     pub simd: Option<SimdLevel>,
     /// Rows computed together in prefill; `None` for the default.
@@ -178,6 +181,7 @@ impl EngineOptions {
             gpu_budget: None,
             gpu_uploads: GpuUploads::Auto,
             finds_experts: true,
+            gpu_sums: None,
             simd: None,
             chunk: None,
             sweep: None,

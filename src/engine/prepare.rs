@@ -13,14 +13,14 @@ use cache_policy::policies::{MakePolicy, by_name};
 
 use crate::backend::cpu::matmul::{self, Arithmetic, ProductShape};
 use crate::engine::EngineError;
+use crate::engine::chunk::chunk_rows;
 use crate::engine::device::{self, Chosen};
 use crate::engine::host_plan;
 use crate::engine::lookahead::memory_bytes;
 use crate::engine::metadata::{FileMetadata, vocabulary};
 use crate::engine::one_memory;
 use crate::engine::options::{
-    CHUNK_DEFAULT, CTX_DEFAULT_MAX, EngineOptions, LookaheadMode, PRELOAD_AUTO_MAX, Preload, SWEEP_ROWS_MAX,
-    SWEEP_SHARE,
+    CTX_DEFAULT_MAX, EngineOptions, LookaheadMode, PRELOAD_AUTO_MAX, Preload, SWEEP_ROWS_MAX, SWEEP_SHARE,
 };
 use crate::models::{self, ModelConfig, Product, RunnerOptions};
 use crate::obs::VerifyCounters;
@@ -134,7 +134,7 @@ pub fn prepare(options: &EngineOptions) -> Result<Prepared, EngineError> {
     let layout = Layout::from_gguf(&file).map_err(|e| inside(e.into()))?;
     let tokenizer = read_tokenizer(&file).map_err(inside)?;
     let mut notices = Vec::new();
-    let runner = runner_options(options, config.as_ref(), &mut notices);
+    let runner = runner_options(options, config.as_ref(), (&chosen, layout.resident_bytes), &mut notices)?;
     let (tuning, drive) = tune(options, &layout, &mut notices)?;
     let products = product_shapes(&file, config.as_ref(), &runner);
     let threads = options.threads.unwrap_or_else(sys::cpu_count);
@@ -294,7 +294,12 @@ fn read_tokenizer(file: &GgufFile) -> Result<Tokenizer, EngineError> {
     Ok(Tokenizer::new(vocabulary(file.metadata())?)?)
 }
 
-fn runner_options(options: &EngineOptions, config: &dyn ModelConfig, notices: &mut Vec<String>) -> RunnerOptions {
+fn runner_options(
+    options: &EngineOptions,
+    config: &dyn ModelConfig,
+    (chosen, resident): (&Chosen, Bytes),
+    notices: &mut Vec<String>,
+) -> Result<RunnerOptions, EngineError> {
     let trained = config.positions_max();
     let ctx = options.ctx.unwrap_or(trained.min(CTX_DEFAULT_MAX));
     if ctx > trained {
@@ -302,9 +307,10 @@ fn runner_options(options: &EngineOptions, config: &dyn ModelConfig, notices: &m
             "--ctx {ctx} goes beyond the {trained} positions the model was trained for; answers may degrade there"
         ));
     }
-    let chunk = options.chunk.unwrap_or(CHUNK_DEFAULT).min(ctx);
+    let usable = memory_facts(options)?.usable();
+    let chunk = chunk_rows(options, config, (chosen, resident, usable), ctx)?;
     let (decoder_suffix, kv_exact) = (options.decoder_suffix, options.kv_exact);
-    RunnerOptions { decoder_suffix, kv_exact, ..RunnerOptions::new(ctx, chunk) }
+    Ok(RunnerOptions { decoder_suffix, kv_exact, ..RunnerOptions::new(ctx, chunk) })
 }
 
 /// Widest sweep, in whole chunks, whose rows take at most their share of `usable`.
@@ -323,8 +329,6 @@ fn widest_sweep(config: &dyn ModelConfig, runner: &RunnerOptions, usable: Bytes)
     fits * runner.chunk
 }
 
-/// Addresses that the C library reserves for what one thread allocates, with its stack.
-const THREAD_ADDRESSES: u64 = 66 << 20;
 /// Threads beside those that compute: readers, and those that load the weights.
 const OTHER_THREADS: usize = 4;
 
@@ -332,7 +336,7 @@ const OTHER_THREADS: usize = 4;
 fn memory_facts(options: &EngineOptions) -> Result<plan::Facts, EngineError> {
     let facts = sys::memory_facts()?;
     let threads = options.threads.unwrap_or_else(sys::cpu_count) + OTHER_THREADS;
-    let reserved = THREAD_ADDRESSES.saturating_mul(threads as u64);
+    let reserved = sys::thread_addresses().0.saturating_mul(threads as u64);
     let address_space = facts.address_space.map(|left| Bytes(left.0.saturating_sub(reserved)));
     Ok(plan::Facts { address_space, simulated_used: options.simulated_used, ..facts })
 }
@@ -384,10 +388,11 @@ pub(super) fn frontiers(rewind_points: usize, config: &dyn ModelConfig) -> u64 {
 
 /// Most row-table memory of one pass: all rows of a chunk, and the rows that are kept. The columns of a token are not known here, so the count comes from the
 /// bytes that the model says a token asks for.
-fn staging(runner: &RunnerOptions, config: &dyn ModelConfig, rows: Option<&RowTables>) -> u64 {
+fn staging(runner: &RunnerOptions, config: &dyn ModelConfig, (rows, is_gpu): (Option<&RowTables>, bool)) -> u64 {
     rows.map_or(0, |tables| {
         let batch = tables.batch_bytes_max((runner.chunk * config.rows_per_token()) as u64);
-        batch.saturating_add(tables.cache_bytes())
+        // Two of them in front of a device that queues (`RowFeed`).
+        batch.saturating_mul(if is_gpu { 2 } else { 1 }).saturating_add(tables.cache_bytes())
     })
 }
 
@@ -411,7 +416,7 @@ fn make_plan(
         sweep: runner.sweep_rows() as u64,
         kv: Bytes(bytes.kv.saturating_add(frontiers(options.rewind_points, config))),
         scratch: Bytes(bytes.scratch.saturating_add(device.scratch).saturating_add(lookahead)),
-        staging: Bytes(staging(runner, config, rows).saturating_add(verify_bytes)),
+        staging: Bytes(staging(runner, config, (rows, device.is_gpu)).saturating_add(verify_bytes)),
         prefill_reserve: Bytes(0),
         classes: requests,
         top_k: top_k as u64,

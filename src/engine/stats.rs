@@ -67,6 +67,11 @@ pub struct GpuStats {
     pub evictions: u64,
     /// Tokens whose experts the GPU found by itself: the host was asked only for those that were absent.
     pub found_rows: u64,
+    /// The order of sums where there is a choice: exact (the processor's) or fast.
+    pub sums: &'static str,
+    /// Attentions, and those on tensor cores: with exact sums, and with rows of shapes or number formats that these kernels do not take, none.
+    pub attentions: u64,
+    pub tensor_attentions: u64,
     /// Kernels started.
     pub launches: u64,
     /// Graphs started, of kernels that the GPU runs one after another.
@@ -146,6 +151,8 @@ pub struct RunStats {
     pub row_read_bytes: u64,
     pub row_submissions: u64,
     pub row_wait_ms: f64,
+    /// Prompt rows computed together.
+    pub prefill_chunk: u64,
     /// Rows of the widest sweep, and what the sweeps computed and left out.
     pub sweep_rows: u64,
     pub sweeps: SweepCounts,
@@ -234,6 +241,7 @@ impl RunStats {
             row_read_bytes: rows.row_bytes,
             row_submissions: rows.submissions,
             row_wait_ms: rows.wait_ms,
+            prefill_chunk: engine.prepared.runner.chunk as u64,
             sweep_rows: plan.sweep,
             sweeps: engine.sweep_counts(),
             planned_bytes: plan.total().0,

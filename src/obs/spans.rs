@@ -26,6 +26,8 @@ pub enum Row {
     GpuWaits,
     /// Experts on their way to a GPU.
     Uploads,
+    /// What a GPU does to experts that have come: bringing them into its layout, and opening gates.
+    Arranging,
     /// The host stood still until a GPU had done or chosen something.
     HostWaits,
     /// The processor stood still until something came from the drive.
@@ -46,6 +48,7 @@ impl Row {
             Row::GpuLayers => "gpu-layers",
             Row::GpuWaits => "gpu-waits",
             Row::Uploads => "uploads",
+            Row::Arranging => "arranging",
             Row::HostWaits => "host-waits",
             Row::Waits => "waits",
             Row::Reads => "reads",

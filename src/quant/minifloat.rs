@@ -131,6 +131,12 @@ pub fn bf16_round(x: f32) -> f32 {
     bf16_value(bf16_bits(x))
 }
 
+/// Value of an E4M3 code times an E8M0 scale, rounded to BF16: how n-gram rows are kept.
+#[inline(always)]
+pub fn scaled_e4m3(code: u8, scale: u8) -> f32 {
+    bf16_round(E4M3[usize::from(code)] * E8M0[usize::from(scale)])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,7 +3,7 @@
 //! can check it on any file and machine.
 
 use crate::models::Want;
-use crate::session::timeline::{Flow, SessionError, Timeline, Watcher};
+use crate::session::timeline::{Flow, SessionError, StopAsked, Timeline, Watcher};
 use crate::units::TokenId;
 
 /// Outcome of a comparison.
@@ -21,12 +21,16 @@ pub struct Consistency {
 
 struct Rows<'a> {
     rows: Vec<(usize, Vec<f32>)>,
-    flow: &'a (dyn Fn() -> Flow + Sync),
+    is_asked: &'a StopAsked,
 }
 
 impl Watcher for Rows<'_> {
     fn prefill(&mut self, _done: usize, _total: usize) -> Flow {
-        (self.flow)()
+        if (self.is_asked)() { Flow::Stop } else { Flow::Continue }
+    }
+
+    fn stop_asked(&self) -> Option<StopAsked> {
+        Some(StopAsked::clone(self.is_asked))
     }
 
     fn logits(&mut self, position: usize, logits: &[f32]) {
@@ -36,7 +40,7 @@ impl Watcher for Rows<'_> {
 
 /// Computes `tokens` in chunks, then again with the last `single` of them one by one, and compares the logits of those.
 ///
-/// `flow` is asked between passes.
+/// `is_asked` says whether to stop, between passes and during them.
 ///
 /// # Errors
 /// A failed pass, a prompt that does not fit, an interruption.
@@ -44,11 +48,11 @@ pub fn compare(
     timeline: &mut Timeline,
     tokens: &[TokenId],
     single: usize,
-    flow: &(dyn Fn() -> Flow + Sync),
+    is_asked: &StopAsked,
 ) -> Result<Consistency, SessionError> {
     let single = single.min(tokens.len());
     let split = tokens.len() - single;
-    let rows = || Rows { rows: Vec::new(), flow };
+    let rows = || Rows { rows: Vec::new(), is_asked };
     let mut together = rows();
     timeline.sync(tokens, Want::All, &mut together)?;
     timeline.clear();
@@ -57,7 +61,7 @@ pub fn compare(
         timeline.sync(&tokens[..split], Want::None, &mut rows())?;
     }
     for token in &tokens[split..] {
-        if flow() == Flow::Stop {
+        if is_asked() {
             return Err(SessionError::Interrupted);
         }
         timeline.append(&[*token], Want::All, &mut apart)?;

@@ -4,7 +4,7 @@
 
 use crate::models::Want;
 use crate::session::sampler::logprob;
-use crate::session::timeline::{Flow, SessionError, Timeline, Watcher};
+use crate::session::timeline::{Flow, SessionError, StopAsked, Timeline, Watcher};
 use crate::units::TokenId;
 
 /// Sum over all predicted tokens.
@@ -39,6 +39,10 @@ struct Scorer<'a, 'w> {
 impl Watcher for Scorer<'_, '_> {
     fn prefill(&mut self, _done: usize, _total: usize) -> Flow {
         Flow::Continue
+    }
+
+    fn stop_asked(&self) -> Option<StopAsked> {
+        self.outer.stop_asked()
     }
 
     fn has_probe(&self) -> bool {

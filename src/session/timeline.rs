@@ -4,6 +4,7 @@
 //! and open groups are overwritten as they move on (spec deepseek-v41 5.4), so it goes back to what is in reach or in a kept image.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::models::probe::Probe;
@@ -48,6 +49,9 @@ pub struct SyncReport {
     pub elapsed: Duration,
 }
 
+/// Whether to stop, asked during a pass that has borrowed the watcher itself.
+pub type StopAsked = Arc<dyn Fn() -> bool + Send + Sync>;
+
 /// Who watches a timeline while it computes.
 pub trait Watcher: Send {
     /// `done` of `total` prompt tokens are computed.
@@ -58,6 +62,11 @@ pub trait Watcher: Send {
     /// Logits of `position`, when all are asked for.
     fn logits(&mut self, position: usize, logits: &[f32]) {
         let _ = (position, logits);
+    }
+    /// What is asked many times during passes that hand out all logits or have a probe: the watcher is lent to those, so `prefill` is not
+    /// called before they end. `None`: they are not stopped.
+    fn stop_asked(&self) -> Option<StopAsked> {
+        None
     }
     /// Whether `probe` gives one.
     fn has_probe(&self) -> bool {
@@ -369,21 +378,26 @@ impl Timeline {
             }
         };
         let mut kept = Vec::new();
+        let asked = watcher.stop_asked();
+        let mut go_on = |_rows: usize| match &asked {
+            Some(is_asked) if is_asked() => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        };
         let result = if want == Want::All && watcher.has_probe() {
             // Probe and logits are two borrows of one watcher, so here logits are collected and handed on after the pass.
             let mut sink = |position: usize, logits: &[f32]| {
                 keep(position, logits);
                 kept.push((position, logits.to_vec()));
             };
-            runner.forward(tokens, want, &mut sink, watcher.probe())
+            runner.forward_watched(tokens, want, &mut sink, watcher.probe(), &mut go_on)
         } else if want == Want::All {
             let mut sink = |position: usize, logits: &[f32]| {
                 keep(position, logits);
                 watcher.logits(position, logits);
             };
-            runner.forward(tokens, want, &mut sink, None)
+            runner.forward_watched(tokens, want, &mut sink, None, &mut go_on)
         } else if watcher.has_probe() {
-            runner.forward(tokens, want, &mut keep, watcher.probe())
+            runner.forward_watched(tokens, want, &mut keep, watcher.probe(), &mut go_on)
         } else {
             let mut progress = |rows: usize| match prompt {
                 Some((done, total)) if watcher.prefill(done + rows, total) == Flow::Stop => ControlFlow::Break(()),
@@ -407,7 +421,6 @@ impl Timeline {
     }
 }
 
-/// Length of the common beginning.
 /// How many tokens two sequences have in common from their beginning.
 pub fn shared(a: &[TokenId], b: &[TokenId]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()

@@ -192,17 +192,18 @@ impl Checksums {
     /// `Missing`; `Unusable` for a sidecar of another file, of another version of it, or one that is cut or altered.
     pub fn open(path: &Path, model: &GgufFile, layout: &Layout) -> Result<Self, ChecksumError> {
         let io = |source| read_error(path, source);
-        let mut file = match File::open(path) {
+        let unusable = |problem: &str| ChecksumError::Unusable { path: path.to_owned(), problem: problem.into() };
+        // Before it is opened: to open a pipe is to wait until somebody writes to it.
+        let found = match std::fs::metadata(path) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 return Err(ChecksumError::Missing { path: path.to_owned() });
             }
             other => other.map_err(io)?,
         };
-        let unusable = |problem: &str| ChecksumError::Unusable { path: path.to_owned(), problem: problem.into() };
-        let found = file.metadata().map_err(io)?;
         if !found.is_file() {
             return Err(unusable("not a regular file"));
         }
+        let mut file = File::open(path).map_err(io)?;
         let identity = identity(model)?;
         let expected_bytes = sidecar_bytes(layout, identity.len());
         let mut start = vec![0; identity.len()];

@@ -4,7 +4,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -46,10 +46,23 @@ pub fn open(path: &Path) -> io::Result<NamedTempFile> {
     let (folder, prefix) = place(path);
     // Narrowed by the umask, as for any file a user makes.
     let permissions = Permissions::from_mode(0o666);
-    let file = tempfile::Builder::new().prefix(&prefix).suffix(SUFFIX).permissions(permissions).tempfile_in(folder)?;
+    let file = tempfile::Builder::new().prefix(&prefix).suffix(SUFFIX).permissions(permissions).tempfile_in(folder);
+    let file = file.map_err(|error| match error.kind() {
+        ErrorKind::NotFound => io::Error::new(ErrorKind::NotFound, format!("there is no folder {}", folder.display())),
+        _ => without_part(error),
+    })?;
     // Where a file system has no locks, parts are not removed either.
     let _ = flock(file.as_file(), FlockOperation::NonBlockingLockExclusive);
     Ok(file)
+}
+
+/// The error without the hidden name, which no user has ever heard of.
+pub fn without_part(error: io::Error) -> io::Error {
+    let text = error.to_string();
+    match text.split_once(" at path \"") {
+        Some((what, _)) => io::Error::new(error.kind(), what),
+        None => error,
+    }
 }
 
 /// Removes the parts of `path` whose writers are gone. What cannot be removed stays: it is in nobody's way.
@@ -116,6 +129,18 @@ mod tests {
         assert_eq!(names(folder.path()), expected);
         alive.persist(&target).unwrap();
         assert!(target.exists());
+    }
+
+    #[test]
+    fn errors_name_no_part() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = begin(&folder.path().join("nowhere/x")).unwrap_err();
+        assert_eq!(error.to_string(), format!("there is no folder {}/nowhere", folder.path().display()));
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        let error = begin(&file.join("x")).unwrap_err();
+        assert!(error.to_string().starts_with("Not a directory") && !error.to_string().contains(".part"), "{error}");
     }
 
     #[test]

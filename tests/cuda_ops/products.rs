@@ -246,9 +246,9 @@ pub fn cases(rig: &mut Rig) {
         if ty.block_values() == 1 {
             rig.product(ty, (7, 2053), 2, 1, Fast);
             rig.product(ty, (7, 5003), 1, 1, Fast);
-            // Tiles of 16 rows by 32 outputs: full, a row more, columns beyond whole lanes, groups, and outputs that no warp can share.
+            // Strips of 8 rows by 24 outputs and of 32 by 48: full, a row more, columns beyond whole lanes and steps, groups; rows of no whole 16 bytes.
             for (outputs, cols, rows, groups) in
-                [(4224, 64, 32, 1), (8456, 2053, 17, 1), (2816, 100, 33, 4), (4228, 96, 32, 1), (512, 5120, 270, 1)]
+                [(4224, 64, 64, 1), (8456, 2056, 65, 1), (2816, 104, 127, 4), (100, 2053, 70, 1), (512, 5120, 270, 1)]
             {
                 rig.product(ty, (outputs, cols), rows, groups, Fast);
             }
@@ -282,7 +282,7 @@ pub fn cases(rig: &mut Rig) {
         }
         rig.product(ty, (2304, 5120), 1, 1, Quality);
     }
-    use QuantType::{F16, IQ2_XXS, MXFP4, Q2_K, Q3_K, Q4_K, Q6_K, Q8_0};
+    use QuantType::{BF16, F16, F32, IQ2_XXS, MXFP4, Q2_K, Q3_K, Q4_K, Q6_K, Q8_0};
     for (types, count) in [
         ([IQ2_XXS, Q2_K], 6),
         ([Q4_K, Q4_K], 6),
@@ -312,6 +312,24 @@ pub fn cases(rig: &mut Rig) {
     rig.experts([Q2_K, Q8_0], 19, (512, 256), Fast);
     rig.experts([Q6_K, IQ2_XXS], 3, (256, 256), Quality);
     rig.experts([F16, Q3_K], 2, (512, 256), Fast);
+    // The same, at shapes of models and numbers of rows that fill no strip.
+    for (ty, outputs, cols, rows) in [
+        (F32, 1025, 1000, 255),
+        (F16, 1153, 2056, 257),
+        (F16, 25600, 160, 2047),
+        (BF16, 1300, 5120, 256),
+        (F16, 25600, 6144, 128),
+        (F32, 24, 20480, 64),
+        (F32, 24, 20480, 129),
+        (F32, 23, 2052, 127),
+        (F16, 25, 1032, 255),
+        (BF16, 384, 5120, 256),
+        (F32, 512, 5120, 2047),
+        (F32, 384, 5122, 128),
+        (F32, 384, 5120, 2048),
+    ] {
+        rig.product(ty, (outputs, cols), rows, 1, Fast);
+    }
     // Queries, grouped output and output of a piece of a prompt.
     rig.product(QuantType::Q8_0, (32768, 1280), 130, 1, Fast);
     rig.product(QuantType::Q8_0, (8192, 4096), 130, 8, Fast);

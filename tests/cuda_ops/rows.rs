@@ -261,6 +261,30 @@ case!(Gate, "engram_gate", 1e-13, |c, b, clock| {
     results
 });
 
+case!(Decode, "decode_rows", 0.0, |c, b, clock| {
+    let (rows, width) = (c.n[0], c.n[1]);
+    // Codes and scales that are numbers, every one of them somewhere.
+    let byte = |i: usize| {
+        let (at, mixed) = (i % (width + width / 32), c.v[0][i % c.v[0].len()] as u8);
+        if at >= width {
+            mixed % 247
+        } else if mixed & 0x7f == 0x7f {
+            0x7e
+        } else {
+            mixed
+        }
+    };
+    let bytes: Vec<u8> = (0..rows * (width + width / 32)).map(byte).collect();
+    let words = up_ids(b, &bytemuck::pod_collect_to_vec::<u8, i32>(&bytes));
+    let mut out = up(b, &nans(rows * width));
+    let op = |out: &mut B::Buf| b.decode_rows(ops::DecodeRows { bytes: &words, rows, width }, out).unwrap();
+    op(&mut out);
+    let result = down(b, &out);
+    let other = up(b, &[0.0]);
+    clock.time(|_| op(&mut out), || wait(b, &other));
+    vec![result]
+});
+
 case!(Pairs, "pool_pairs", 1e-14, |c, b, clock| {
     let (rows, width, first_pos) = (c.n[0], c.n[1], c.n[2]);
     let [values, gates, open_values, open_gates] = [0, 1, 2, 3].map(|i| up(b, &c.v[i]));
@@ -373,6 +397,16 @@ fn moves(rig: &mut Rig) {
     }
 }
 
+fn decodes(rig: &mut Rig) {
+    for (rows, width) in [(24, 256), (1, 32), (5, 96), (49_152, 256)] {
+        let shape = format!("{rows}x{width}");
+        let bytes = rows * (width + width / 32 + 4 * width);
+        // A length that no row has a whole number of.
+        let v = vec![(0..65_537).map(|_| (rig.rng.next() % 256) as f32).collect()];
+        rig.check(&Decode { shape, bytes, n: vec![rows, width], v });
+    }
+}
+
 fn streams(rig: &mut Rig) {
     for (rows, n, hidden) in [(1, 4, 5120), (3, 2, 40), (5, 4, 257), (64, 4, 5120), (2, 8, 33)] {
         let shape = format!("{rows}x{n}x{hidden}");
@@ -395,6 +429,7 @@ fn streams(rig: &mut Rig) {
 pub fn cases(rig: &mut Rig) {
     embeds(rig);
     moves(rig);
+    decodes(rig);
     streams(rig);
     for (rows, width) in [(1, 5120), (1, 1280), (1, 512), (1, 128), (7, 33), (3, 5), (64, 5120)] {
         let v = vec![rig.rng.normals(rows * width), rig.rng.normals(width)];

@@ -18,6 +18,8 @@ const EXPERTS: usize = 9;
 const K: usize = 4;
 const LAYERS: usize = 3;
 const LIMIT: f32 = 7.0;
+/// How long a gate stays closed though its experts could come.
+const HELD: Duration = Duration::from_millis(4);
 
 /// One layer's experts on both sides.
 struct Layer {
@@ -157,14 +159,19 @@ fn checked(rng: &mut Rng, cpu: &CpuBackend, gpu: &CudaBackend, types: [QuantType
     drop(pass);
     let mut good = first.ids[..K] == ids && !first.are_all;
 
-    // Two absent experts come.
+    // Two absent experts come, after a while: the gate says how long it held.
+    gpu.device().begin_times().unwrap();
     let pass = table.begin(gpu, room).unwrap();
     row.queue(gpu, &pass, &layer, at, ids);
     good &= !told(&pass, at).are_all && pass.is_running().unwrap();
+    let asked = Instant::now();
+    std::thread::sleep(HELD);
     missing.iter().for_each(|id| layer.store(gpu, &slab, *id as usize, Upload::Aside { is_registered: false }));
     pass.open(at, &missing.map(|id| (entry(id), address(id)))).unwrap();
     pass.end();
     good &= row.holds(gpu, &expected, ids);
+    let (busy, held) = (gpu.device().end_times().unwrap_or(0), table.times().stalled_ns().unwrap_or(0));
+    good &= HELD.as_nanos() / 2 <= u128::from(held) && held <= busy && u128::from(held) <= asked.elapsed().as_nanos();
 
     // Then all are there, in another order of the router.
     let ids = [3, 7, 2, 6];
@@ -172,7 +179,7 @@ fn checked(rng: &mut Rng, cpu: &CpuBackend, gpu: &CudaBackend, types: [QuantType
     row.queue(gpu, &pass, &layer, at, ids);
     good &= told(&pass, at).are_all;
     pass.end();
-    good &= row.holds(gpu, &expected, ids);
+    good &= row.holds(gpu, &expected, ids) && table.times().stalled_ns().is_none();
 
     // One left: it is absent again.
     let pass = table.begin(gpu, room).unwrap();

@@ -128,9 +128,10 @@ impl Rig {
 
 pub fn cases(rig: &mut Rig) {
     use Arithmetic::{Fast, Quality};
-    use QuantType::{IQ2_XXS, Q2_K, Q3_K, Q4_K, Q6_K, Q8_0};
+    use QuantType::{IQ2_XXS, MXFP4, Q2_K, Q3_K, Q4_K, Q6_K, Q8_0};
     let many: [usize; 20] = std::array::from_fn(|i| 20 + 7 * i);
-    for types in [[IQ2_XXS, Q2_K], [Q4_K, Q4_K], [Q3_K, Q6_K], [Q6_K, Q3_K]] {
+    let all = [[IQ2_XXS, Q2_K], [Q4_K, Q4_K], [Q3_K, Q6_K], [Q6_K, Q3_K], [Q8_0, Q8_0], [MXFP4, MXFP4], [Q8_0, Q4_K]];
+    for types in all {
         // Experts that share a batch, that fill one, that are cut; more than a launch takes; too few rows for tiles.
         rig.swept(types, (&[130, 1, 64, 65, 129, 33, 500], 512, 300), (512, 256), Fast);
         rig.swept(types, (&many, 200, 1000), (256, 512), Fast);
@@ -141,4 +142,9 @@ pub fn cases(rig: &mut Rig) {
     // Experts of a model with many and with few.
     rig.swept([IQ2_XXS, Q2_K], (&[128, 120, 136, 128, 130, 126, 140, 117], 1024, 1024), (5120, 2304), Fast);
     rig.swept([IQ2_XXS, Q2_K], (&[512], 512, 512), (5120, 2304), Fast);
+    // Blocks of 32: columns that fill no step of tiles, and experts of a model.
+    for types in [[Q8_0, MXFP4], [MXFP4, Q8_0]] {
+        rig.swept(types, (&[31, 97, 402, 2], 512, 540), (480, 288), Fast);
+        rig.swept(types, (&[128, 120, 136, 127, 130, 126, 141, 117], 1024, 1030), (5120, 2304), Fast);
+    }
 }

@@ -7,6 +7,7 @@ mod attention;
 mod best_of;
 mod candidate_blocks;
 mod combine_experts;
+mod decode_rows;
 pub mod draw;
 mod embed;
 mod engram_gate;
@@ -150,6 +151,11 @@ impl Backend for CpuBackend {
 
     fn download_ids(&self, src: &Vec<i32>, at: usize, dst: &mut [i32]) -> Result<(), BackendError> {
         dst.copy_from_slice(&src[at..at + dst.len()]);
+        Ok(())
+    }
+
+    fn clear(&self, dst: &mut Vec<f32>, at: usize, len: usize) -> Result<(), BackendError> {
+        dst[at..at + len].fill(0.0);
         Ok(())
     }
 
@@ -327,6 +333,11 @@ impl Backend for CpuBackend {
 
     fn draw(&self, op: ops::Draw<'_, Self>, drawn: &mut Vec<i32>) -> Result<(), BackendError> {
         drawn[0] = draw::draw(op);
+        Ok(())
+    }
+
+    fn decode_rows(&self, op: ops::DecodeRows<'_, Self>, out: &mut Vec<f32>) -> Result<(), BackendError> {
+        decode_rows::decode_rows(op, out);
         Ok(())
     }
 

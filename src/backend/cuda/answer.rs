@@ -6,7 +6,8 @@ use std::sync::Arc;
 use cudarc::driver::CudaEvent;
 use parking_lot::Mutex;
 
-use super::device::{Device, HostBytes, Lane};
+use super::device::{Device, Lane};
+use super::host_memory::HostBytes;
 use crate::backend::BackendError;
 
 /// One question and its answer.

@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 
 use super::CudaSlab;
 use super::device::Device;
-use super::registered::Registered;
+use super::host_memory::Registered;
 use crate::backend::BackendError;
 
 /// Bytes of a copy: where rates have levelled off (an H200 reaches 48 of 55 GB/s with 1 MiB).

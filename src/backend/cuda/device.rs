@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::os::raw::c_void;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -86,16 +86,16 @@ pub struct DeviceCounters {
 }
 
 #[derive(Default)]
-struct Counts {
+pub(super) struct Counts {
     launches: AtomicU64,
     graphs: AtomicU64,
     choices: AtomicU64,
     in_place_bytes: AtomicU64,
     waits: AtomicU64,
     wait_ns: AtomicU64,
-    upload_bytes: AtomicU64,
+    pub(super) upload_bytes: AtomicU64,
     aside_bytes: AtomicU64,
-    download_bytes: AtomicU64,
+    pub(super) download_bytes: AtomicU64,
     timed_upload_bytes: AtomicU64,
     timed_upload_ns: AtomicU64,
 }
@@ -132,10 +132,10 @@ pub struct Device {
     uploads: Arc<CudaStream>,
     arranging: Arc<CudaStream>,
     bounce: Bounce,
-    awaiting: Awaiting,
+    pub(super) awaiting: Awaiting,
     context: Arc<CudaContext>,
     properties: Properties,
-    counts: Counts,
+    pub(super) counts: Counts,
     /// Ring of kernel names, and how many were launched since the last wait.
     recent: Mutex<([&'static str; RECENT], usize)>,
     /// The first error after which this process cannot use the device any more.
@@ -445,15 +445,6 @@ impl Device {
         self.end_op()
     }
 
-    /// As [`Self::upload`], of bytes that must not change before the ops queued so far have ended.
-    pub(super) fn upload_kept(&self, src: &HostBytes, len: usize, at: u64) -> Result<(), BackendError> {
-        self.bind()?;
-        assert!(len <= src.len, "{len} bytes of {}", src.len);
-        self.counts.upload_bytes.fetch_add(len as u64, Ordering::Relaxed);
-        // SAFETY: the caller owns `len` bytes at `at`; the source lives until its drop, which waits.
-        self.check("an upload", unsafe { result::memcpy_htod_async(at, &src.read()[..len], self.raw_stream()) })
-    }
-
     /// An event for [`Self::mark`] and [`Self::upload_span`]; nobody waits for it until it is marked.
     pub(super) fn event(&self) -> Result<CudaEvent, BackendError> {
         self.check("making an event", self.context.new_event(None))
@@ -500,7 +491,7 @@ impl Device {
         self.counts.upload_bytes.fetch_add(len as u64, Ordering::Relaxed);
         self.counts.aside_bytes.fetch_add(len as u64, Ordering::Relaxed);
         self.check("an upload", self.uploads.wait(free))?;
-        let drawn = self.upload_clock()?;
+        let drawn = self.beside_clock()?;
         for [began, _] in clock.into_iter().chain(&drawn) {
             self.check("an upload", began.record(&self.uploads))?;
         }
@@ -510,32 +501,9 @@ impl Device {
         for [_, ended] in clock.into_iter().chain(&drawn) {
             self.check("an upload", ended.record(&self.uploads))?;
         }
-        drawn.into_iter().for_each(|drawn| self.note_drawn_upload(drawn, len));
+        drawn.into_iter().for_each(|drawn| self.note_beside(Row::Uploads, "upload", drawn, len));
         self.check("an upload", arrived.record(&self.uploads))?;
         self.check("an upload", self.lane(lane).wait(arrived))
-    }
-
-    /// Host memory that the device writes by itself.
-    pub(super) fn host_bytes(self: &Arc<Self>, len: usize) -> Result<HostBytes, BackendError> {
-        self.bind()?;
-        self.awaiting.take_turn("allocating host memory")?;
-        // SAFETY: a plain allocation, given back once, when the result is dropped.
-        let start = self.check("allocating host memory", unsafe { result::malloc_host(len, 0) })?;
-        // SAFETY: `len` bytes were allocated at `start`.
-        unsafe { start.cast::<u8>().write_bytes(0, len) };
-        Ok(HostBytes { device: Arc::clone(self), start: start.expose_provenance(), len })
-    }
-
-    /// Device to host behind the kernels so far; `len` bytes of `dst` are there when an event marked after this has come.
-    pub(super) fn download_aside(&self, at: u64, dst: &mut HostBytes, len: usize) -> Result<(), BackendError> {
-        self.bind()?;
-        assert!(len <= dst.len, "{len} bytes into {}", dst.len);
-        self.counts.download_bytes.fetch_add(len as u64, Ordering::Relaxed);
-        let to = std::ptr::with_exposed_provenance_mut::<u8>(dst.start);
-        // SAFETY: `dst` has that many bytes, is nobody else's, and outlives the copy: its drop waits.
-        let to = unsafe { std::slice::from_raw_parts_mut(to, len) };
-        // SAFETY: the caller owns `len` bytes at `at`.
-        self.check("a download", unsafe { result::memcpy_dtoh_async(to, at, self.raw_stream()) })
     }
 
     /// The host has waited since `begun` for `what`: counts and draws that.
@@ -622,8 +590,12 @@ impl Device {
         lane: Lane,
     ) -> Result<(), BackendError> {
         self.bind()?;
-        if lane == Lane::Ops {
-            self.begin_op(&Cow::Borrowed(kernel))?;
+        let drawn = match lane {
+            Lane::Ops => self.begin_op(&Cow::Borrowed(kernel)).map(|()| None)?,
+            Lane::Arranging => self.beside_clock()?,
+        };
+        if let Some([began, _]) = &drawn {
+            self.mark(began, lane)?;
         }
         let function = self.modules.function(kernel, shared);
         let mut params = [std::ptr::null_mut::<c_void>(); 24];
@@ -660,55 +632,14 @@ impl Device {
             unsafe { sys::cuLaunchKernelEx(&config, function.handle, params.as_mut_ptr(), std::ptr::null_mut()) };
         let started = started.result();
         self.check("a launch", started)?;
-        if lane == Lane::Ops { self.end_op() } else { Ok(()) }
-    }
-}
-
-/// Host memory that the driver gave out.
-pub(super) struct HostBytes {
-    device: Arc<Device>,
-    start: usize,
-    len: usize,
-}
-
-impl HostBytes {
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Where kernels find it: host memory of the driver has one address on both sides.
-    pub(super) fn address(&self) -> u64 {
-        self.start as u64
-    }
-
-    /// Word `index`, which kernels may write or read at any time.
-    pub(super) fn word(&self, index: usize) -> &AtomicU32 {
-        assert!(4 * index + 4 <= self.len, "word {index} of {} bytes", self.len);
-        let at = std::ptr::with_exposed_provenance_mut::<u32>(self.start + 4 * index);
-        // SAFETY: inside the allocation, which is aligned to pages and lives as long as `self`; the host only looks at words atomically.
-        unsafe { AtomicU32::from_ptr(at) }
-    }
-
-    /// All bytes; nothing may be on its way.
-    pub(super) fn write(&mut self) -> &mut [u8] {
-        let start = std::ptr::with_exposed_provenance_mut::<u8>(self.start);
-        // SAFETY: `len` bytes that live as long as `self`, zeroed at first, borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(start, self.len) }
-    }
-
-    /// What was written; nothing may be on its way.
-    pub(super) fn read(&self) -> &[u8] {
-        let start = std::ptr::with_exposed_provenance::<u8>(self.start);
-        // SAFETY: `len` bytes that live as long as `self`, zeroed at first; writers borrow `self` mutably.
-        unsafe { std::slice::from_raw_parts(start, self.len) }
-    }
-}
-
-impl Drop for HostBytes {
-    fn drop(&mut self) {
-        if self.device.wait().is_ok() {
-            // SAFETY: from `host_bytes`, and no copy is under way.
-            let _ = unsafe { result::free_host(std::ptr::with_exposed_provenance_mut::<c_void>(self.start)) };
+        match drawn {
+            None if lane == Lane::Arranging => Ok(()),
+            None => self.end_op(),
+            Some(drawn) => {
+                self.mark(&drawn[1], lane)?;
+                self.note_beside(Row::Arranging, kernel, drawn, 0);
+                Ok(())
+            }
         }
     }
 }

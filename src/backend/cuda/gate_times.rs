@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::device::{Device, HostBytes};
+use super::device::Device;
+use super::host_memory::HostBytes;
 use super::launch::expert_gate::{self, TIMES};
 use super::memory::Bytes;
 use crate::backend::BackendError;

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cudarc::driver::CudaEvent;
 use parking_lot::Mutex;
 
-use super::device::{Device, HostBytes, Lane};
+use super::device::{Device, Lane};
+use super::host_memory::{HostBytes, Registered};
 use super::launch::Launch;
-use super::registered::Registered;
 use crate::backend::BackendError;
 use crate::quant::QuantType;
 

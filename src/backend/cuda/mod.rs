@@ -8,12 +8,12 @@ mod bus;
 mod device;
 mod faults;
 mod gate_times;
+mod host_memory;
 mod kernel_names;
 mod launch;
 mod memory;
 mod modules;
 mod read_rate;
-mod registered;
 mod segments;
 mod slot_table;
 mod timeline;
@@ -24,16 +24,19 @@ use std::sync::Arc;
 pub use device::{Device, DeviceCounters, OpenError, Properties};
 pub use faults::Version;
 pub use gate_times::GateTimes;
+pub use host_memory::{HostAccess, Registered};
+pub use launch::matmul::scratch_bytes as product_bytes;
 pub use memory::{CudaBuf, CudaIds, CudaMat, CudaView, MatShape, Upload};
 pub use modules::LoadError;
 pub use read_rate::{RATE_BYTES, ReadRates, read_rates};
-pub use registered::{HostAccess, Registered};
 pub use slot_table::{CHANGES_MAX, ExpertShape, Room, SlotPass, SlotTable, Told};
 
 use crate::backend::cpu::matmul::Arithmetic;
-use crate::backend::{Backend, BackendError, SharedBytes, ops};
+use crate::backend::ops::{self, Sums};
+use crate::backend::{Backend, BackendError, SharedBytes};
 use crate::quant::QuantType;
 use answer::Answer;
+use launch::attention_mma::Scores;
 use launch::draw::DrawMemory;
 use launch::matmul::Rounded;
 use launch::meeting::Meeting;
@@ -43,11 +46,13 @@ use memory::{Bytes, Stager};
 pub struct CudaBackend {
     // Dropped before the device that they are memory of.
     rounded: Rounded,
+    scores: Scores,
     meeting: Meeting,
     draw_memory: DrawMemory,
     stager: Stager,
     answer: Answer,
     arithmetic: Arithmetic,
+    sums: Sums,
     device: Arc<Device>,
 }
 
@@ -73,13 +78,31 @@ impl CudaBackend {
     pub fn new(device: Arc<Device>, arithmetic: Arithmetic) -> Self {
         Self {
             rounded: Rounded::new(),
+            scores: Scores::new(),
             meeting: Meeting::new(),
             draw_memory: DrawMemory::new(),
             stager: Stager::new(),
             answer: Answer::new(),
             arithmetic,
+            sums: Sums::Exact,
             device,
         }
+    }
+
+    /// The same with this order of sums; that of the processor otherwise.
+    #[must_use]
+    pub fn with_sums(self, sums: Sums) -> Self {
+        Self { sums, ..self }
+    }
+
+    /// In which order sums are made where there is a choice.
+    pub fn sums(&self) -> Sums {
+        self.sums
+    }
+
+    /// Attentions so far, and how many of them ran on tensor cores.
+    pub fn attention_counts(&self) -> (u64, u64) {
+        self.scores.counts()
     }
 
     /// The device.
@@ -266,6 +289,10 @@ impl Backend for CudaBackend {
         self.answer.take(&self.device, dst)
     }
 
+    fn clear(&self, dst: &mut CudaBuf, at: usize, len: usize) -> Result<(), BackendError> {
+        self.device.zero(dst.bytes.at + part(dst.len, at, len), 4 * len)
+    }
+
     fn copy(
         &self,
         src: &CudaBuf,
@@ -367,7 +394,7 @@ impl Backend for CudaBackend {
     }
 
     fn attention(&self, op: ops::Attention<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
-        launch::attention::attention(&self.device, op, out)
+        launch::attention::attention(&self.device, (self.sums, &self.scores), op, out)
     }
 
     fn route(&self, op: ops::Route<'_, Self>, ids: &mut CudaIds, weights: &mut CudaBuf) -> Result<(), BackendError> {
@@ -426,6 +453,10 @@ impl Backend for CudaBackend {
     fn draw(&self, op: ops::Draw<'_, Self>, drawn: &mut CudaIds) -> Result<(), BackendError> {
         self.device.count_choice();
         launch::draw::draw(&self.device, (&self.meeting, &self.draw_memory), op, drawn)
+    }
+
+    fn decode_rows(&self, op: ops::DecodeRows<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
+        launch::decode_rows::decode_rows(&self.device, op, out)
     }
 
     fn engram_gate(

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use cudarc::driver::result;
 
 use super::device::{Device, Lane};
+use super::host_memory::Registered;
 use super::launch::memory_rate::memory_rate;
 use super::memory::Bytes;
-use super::registered::Registered;
 use crate::backend::BackendError;
 
 /// Bytes that are read: more than caches hold, and a few milliseconds over a bus.

@@ -10,8 +10,9 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use super::device::{Device, HostBytes};
+use super::device::Device;
 use super::gate_times::GateTimes;
+use super::host_memory::HostBytes;
 use super::launch::expert_gate::{self, Gate};
 use super::launch::experts_row::{self, EXPERTS_MAX};
 use super::memory::Bytes;
@@ -114,6 +115,7 @@ impl SlotTable {
         let Room { hidden, width, k, is_registered } = room;
         backend.rounded.reserve(&self.device, (hidden.max(k * width), k * width))?;
         backend.stager.reserve(&self.device, is_registered)?;
+        backend.scores.reserve(&self.device)?;
         self.device.begin_awaiting()?;
         self.times.begin(&self.device)?;
         // Relaxed: a pass runs on one thread.

@@ -48,15 +48,16 @@ struct Stretch {
 struct State {
     /// What was begun.
     open: Option<(CudaEvent, Cow<'static, str>)>,
-    /// What ends in this order, if it has not: ops, and uploads beside them.
+    /// What ends in this order, if it has not: ops, and beside them uploads and the arranging of what they brought.
     ops: VecDeque<Stretch>,
     uploads: VecDeque<Stretch>,
+    arranging: VecDeque<Stretch>,
     spare: Vec<CudaEvent>,
     /// Time of the ops of this pass that have ended.
     busy_ns: u64,
     anchor: Option<Anchor>,
-    /// Ends of the last drawn op and upload: none of their row begins before.
-    drawn: [Option<Instant>; 2],
+    /// Ends of what was last drawn of each of the three: none of its row begins before.
+    drawn: [Option<Instant>; 3],
     /// When the last kernel [`STAMP`] ran.
     stamped: Option<Instant>,
     /// What the next upload brings.
@@ -89,6 +90,10 @@ impl State {
         if ns < 0 { anchor.at.checked_sub(apart) } else { anchor.at.checked_add(apart) }
     }
 
+    fn beside(&mut self, row: Row) -> &mut VecDeque<Stretch> {
+        if row == Row::Arranging { &mut self.arranging } else { &mut self.uploads }
+    }
+
     /// Takes stretches that have ended, oldest first; returns whether none is left.
     fn settle(&mut self) -> bool {
         while self.ops.front().is_some_and(|stretch| stretch.ended.is_complete()) {
@@ -96,9 +101,11 @@ impl State {
             self.busy_ns += nanoseconds(&stretch.began, &stretch.ended).map_or(0, |ns| ns.max(0) as u64);
             self.draw(stretch, Row::Gpu);
         }
-        while self.uploads.front().is_some_and(|stretch| stretch.ended.is_complete()) {
-            let Some(stretch) = self.uploads.pop_front() else { break };
-            self.draw(stretch, Row::Uploads);
+        for row in [Row::Uploads, Row::Arranging] {
+            while self.beside(row).front().is_some_and(|stretch| stretch.ended.is_complete()) {
+                let Some(stretch) = self.beside(row).pop_front() else { break };
+                self.draw(stretch, row);
+            }
         }
         self.ops.is_empty()
     }
@@ -108,7 +115,7 @@ impl State {
             && let (Some(begun), Some(end)) = (self.moment(&began), self.moment(&ended))
         {
             // Neighbours may seem to overlap by what an event's time is rounded to.
-            let last = &mut self.drawn[usize::from(row == Row::Uploads)];
+            let last = &mut self.drawn[usize::from(row == Row::Uploads) + 2 * usize::from(row == Row::Arranging)];
             let begun = last.map_or(begun, |last| last.max(begun));
             let took = end.saturating_duration_since(begun);
             *last = Some(begun + took);
@@ -145,7 +152,8 @@ impl Device {
             let mut state = self.timeline.state.lock();
             let state = &mut *state;
             state.settle();
-            let old = std::mem::take(&mut state.ops).into_iter().chain(std::mem::take(&mut state.uploads));
+            let beside = std::mem::take(&mut state.uploads).into_iter().chain(std::mem::take(&mut state.arranging));
+            let old = std::mem::take(&mut state.ops).into_iter().chain(beside);
             state.spare.extend(old.flat_map(|stretch| [stretch.began, stretch.ended]));
             state.spare.extend(state.open.take().map(|(event, _)| event));
             state.busy_ns = 0;
@@ -207,8 +215,8 @@ impl Device {
         }
     }
 
-    /// Events for the beginning and end of an upload that is drawn.
-    pub(super) fn upload_clock(&self) -> Result<Option<[CudaEvent; 2]>, BackendError> {
+    /// Events for the beginning and end of an upload that is drawn, or of a kernel that arranges what it brought.
+    pub(super) fn beside_clock(&self) -> Result<Option<[CudaEvent; 2]>, BackendError> {
         if self.fineness() != OPS {
             return Ok(None);
         }
@@ -216,11 +224,11 @@ impl Device {
         Ok(Some([state.event(self)?, state.event(self)?]))
     }
 
-    /// An upload of `len` bytes was queued between the two.
-    pub(super) fn note_drawn_upload(&self, [began, ended]: [CudaEvent; 2], len: usize) {
+    /// `what` was queued between the two: an upload of `bytes`, or a kernel that has to do with it.
+    pub(super) fn note_beside(&self, row: Row, what: &'static str, [began, ended]: [CudaEvent; 2], bytes: usize) {
         let mut state = self.timeline.state.lock();
-        let detail = Detail { bytes: len as u64, ..state.next_upload };
-        state.uploads.push_back(Stretch { what: Cow::Borrowed("upload"), detail, began, ended });
+        let detail = Detail { bytes: bytes as u64, ..state.next_upload };
+        state.beside(row).push_back(Stretch { what: Cow::Borrowed(what), detail, began, ended });
     }
 
     /// When the last [`STAMP`] of a drawn pass ran.

@@ -26,6 +26,7 @@ use crate::cli::args::refuse_as;
 /// Runs `ds4-bench` on the process's arguments.
 pub fn main() -> ExitCode {
     crate::sys::return_freed_memory();
+    crate::sys::save_addresses();
     crate::sys::outlive_file_size_limit();
     let warnings = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN);
     warnings.without_time().with_target(false).init();

@@ -22,6 +22,7 @@ use crate::cli::outputs::keep_apart;
 use crate::cli::run::{from_generate, from_session};
 use crate::cli::trace_file::TraceFile;
 use crate::cli::watch::RunWatcher;
+use crate::cli::whole_file::WholeFile;
 use crate::cli::{CliError, input, open};
 use crate::engine::Engine;
 use crate::engine::options::EngineOptions;
@@ -112,8 +113,12 @@ pub fn run(args: &TuneArgs) -> Result<String, CliError> {
     let sampler = SamplerParams { temperature: args.temp, seed: args.seed, ..SamplerParams::default() };
     let sampler = Sampler::new(sampler).map_err(CliError::usage)?;
     let scratch = tempfile::tempdir().map_err(|e| CliError::failed(format!("cannot make a scratch folder: {e}")))?;
+    if let Some(path) = &args.keep_trace {
+        WholeFile::check(path)
+            .map_err(|e| CliError::failed(format!("--keep-trace: cannot write {}: {e}", path.display())))?;
+    }
     let trace = args.keep_trace.clone().unwrap_or_else(|| scratch.path().join("routes"));
-    let interrupt = Interrupt::listen().map_err(CliError::failed)?;
+    let interrupt = Interrupt::listen().map_err(|e| CliError::failed(format!("cannot listen for signals: {e}")))?;
     let engine = open::open(&options, &interrupt)?;
     let timings = record(args, &engine, sampler, &interrupt, &text, &trace)?;
     let measured = measured(args, &engine, &timings)?;
@@ -140,7 +145,7 @@ fn record(
     let mut timeline = Timeline::new(engine.runner().map_err(CliError::failed)?);
     let messages = [Message::new(Role::User, text)];
     let prompt = format.encode(tokenizer, &messages, None, timeline.ctx()).map_err(CliError::usage)?;
-    let file = TraceFile::begin(trace, engine)?;
+    let file = TraceFile::begin("--keep-trace", trace, engine)?;
     let mut watcher = RunWatcher::new(interrupt);
     let synced = timeline.sync(&prompt, Want::Last, &mut watcher).map_err(from_session)?;
     // Going on past the model's own stop: a dozen tokens would say nothing about a cache.

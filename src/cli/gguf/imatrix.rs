@@ -18,8 +18,9 @@ use crate::engine::options::EngineOptions;
 use crate::models::probe::Probe;
 use crate::session::importance::Collector;
 use crate::session::perplexity;
-use crate::session::timeline::{Flow, Timeline, Watcher};
+use crate::session::timeline::{Flow, StopAsked, Timeline, Watcher};
 use crate::storage::convert::write_importance;
+use crate::storage::part_file;
 
 /// Flags of `ds4-gguf imatrix`.
 #[derive(Args, Debug)]
@@ -62,6 +63,10 @@ impl Watcher for Collecting<'_> {
             ControlFlow::Continue(()) => Flow::Continue,
             ControlFlow::Break(()) => Flow::Stop,
         }
+    }
+
+    fn stop_asked(&self) -> Option<StopAsked> {
+        Some(self.interrupt.asked_in_passes())
     }
 
     fn has_probe(&self) -> bool {
@@ -127,12 +132,12 @@ pub(super) fn run(args: &ImatrixArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// A file that must not be replaced is found before hours of work, not after.
+/// A file that must not be replaced, or cannot be made, is found before hours of work, not after.
 fn refuse_output(path: &Path, force: bool) -> Result<(), CliError> {
     let shown = path.display();
     match std::fs::metadata(path) {
         Ok(found) if !found.is_file() => Err(CliError::Failed(format!("{shown} is not a regular file; name another"))),
         Ok(_) if !force => Err(CliError::Failed(format!("{shown} exists already; use --force to replace it"))),
-        _ => Ok(()),
+        _ => part_file::open(path).map(drop).map_err(|e| CliError::Failed(format!("{shown}: cannot write: {e}"))),
     }
 }

@@ -15,9 +15,6 @@ use crate::models::probe::{Point, Probe};
 use crate::models::supply::{ExpertLease, ExpertMats, ExpertSupply, Phase, RowChoice, RowExperts, RowProducts};
 use crate::units::{ExpertIdx, LayerIdx};
 
-/// Rows that are cleared at a time.
-const ZERO_ROWS: usize = 16;
-
 /// Router and shared expert of one layer.
 pub struct MoeWeights<B: Backend> {
     pub norm: B::Buf,
@@ -76,8 +73,6 @@ buffers! {
         expert_weights: s.rows.max(s.k),
         /// `[rows, hidden]`: sums that outputs are being added to.
         sums: s.rows * s.hidden,
-        /// `[zero rows, hidden]`: zeros.
-        zeros: ZERO_ROWS * s.hidden,
         /// `[rows]`: ones.
         ones: s.rows,
         /// `[rows, hidden]`: output of the shared expert.
@@ -126,6 +121,8 @@ buffers! {
         router_weights: s.0.rows * s.0.k,
     }
     ids {
+        /// `[rows, k]`: in router order.
+        router_ids: s.0.rows * s.0.k,
         /// `[rows * k]`: source rows, grouped by expert.
         group_rows: s.0.rows * s.0.k,
         /// `[rows * k]`: places of their weights, grouped by expert.
@@ -393,11 +390,10 @@ impl<B: Backend> Moe<'_, B> {
         let rows = Rows { backend, piece };
         rows.save(self.x, &mut carry.x, hidden)?;
         rows.save(&self.work.router_weights, &mut carry.router_weights, self.sizes.k)?;
-        for first in (piece.first..piece.end).step_by(ZERO_ROWS) {
-            let piece = Piece { first, end: piece.end.min(first + ZERO_ROWS), ..piece };
-            Rows { backend, piece }.save(&self.work.zeros, &mut carry.sum, hidden)?;
+        if B::IS_QUEUED {
+            rows.save_ids(&self.work.router_ids, &mut carry.router_ids, self.sizes.k)?;
         }
-        Ok(())
+        backend.clear(&mut carry.sum, piece.first * hidden, piece.rows() * hidden)
     }
 
     /// `y` from the sums of a piece and its shared expert, which is computed here unless it `is_shared_done`.

@@ -106,6 +106,8 @@ impl<B: Backend, L: Layers<B>> Sweep<'_, B, L> {
         let k = self.sizes.k;
         let whole = self.suffix.layer(layer).whole;
         self.grouping.ids.resize((self.rows - whole) * k, 0);
+        // A device is given all pieces before anybody waits for it, unless their choices say what to read.
+        let is_late = B::IS_QUEUED && self.wants_all_experts(layer);
         let mut pieces = 0;
         for (number, piece) in self.suffix.pieces(layer, self.chunk).enumerate() {
             pieces = number + 1;
@@ -116,6 +118,9 @@ impl<B: Backend, L: Layers<B>> Sweep<'_, B, L> {
             }
             let moe = self.layers.moe(layer, piece);
             moe.save(self.carry, piece)?;
+            if is_late {
+                continue;
+            }
             let from = (piece.first - whole) * k;
             let ids = &mut self.grouping.ids[from..from + piece.rows() * k];
             self.backend.download_ids(&moe.work.router_ids, 0, ids)?;
@@ -123,7 +128,11 @@ impl<B: Backend, L: Layers<B>> Sweep<'_, B, L> {
                 ahead.ask_early(&distinct(ids, self.sizes.experts))?;
             }
         }
-        self.layers.settle(layer, pieces)
+        self.layers.settle(layer, pieces)?;
+        if is_late {
+            self.backend.download_ids(&self.carry.router_ids, whole * k, &mut self.grouping.ids)?;
+        }
+        Ok(())
     }
 
     /// Whether the rows of `layer` are so many that practically every expert will be chosen: chosen evenly, each would be expected

@@ -12,8 +12,13 @@ use crate::backend::ops::SCORE_STRIDE;
 use crate::backend::{Backend, BackendError};
 use crate::models::RunnerOptions;
 
-/// Rows whose index scores are held at a time.
-pub const SCORE_ROWS_MAX: usize = 16;
+/// Rows whose index scores are held at a time, and as many in a chunk of more than [`CHUNK_NARROW`] rows: these are a GPU's, on which a row is one
+/// block of a selection (two for each of 132 multiprocessors).
+const SCORE_ROWS: usize = 16;
+const SCORE_ROWS_WIDE: usize = 264;
+const CHUNK_NARROW: usize = 512;
+/// Most memory of index scores beyond those of [`SCORE_ROWS`] rows: long contexts have long rows.
+const SCORE_BYTES_MAX: usize = 64 << 20;
 /// Rows that go through the output head at a time.
 pub const LOGIT_ROWS_MAX: usize = 16;
 
@@ -21,6 +26,12 @@ pub const LOGIT_ROWS_MAX: usize = 16;
 pub fn tiles(rows: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
     let end = rows.end;
     rows.step_by(most).map(move |first| first..end.min(first + most))
+}
+
+/// Rows of a chunk of `rows` whose index scores, `stride` each, are held at a time.
+fn score_rows(rows: usize, stride: usize) -> usize {
+    let most = if rows > CHUNK_NARROW { SCORE_ROWS_WIDE } else { SCORE_ROWS };
+    most.min((SCORE_BYTES_MAX / (4 * stride.max(1))).max(SCORE_ROWS)).min(rows)
 }
 
 /// Sizes that the buffers of a pass follow.
@@ -81,7 +92,7 @@ buffers! {
         /// `[rows, index_heads]`.
         index_weights: s.rows * s.b.index_heads,
         /// `[score rows, score_stride]`.
-        scores: s.rows.min(SCORE_ROWS_MAX) * s.stride,
+        scores: score_rows(s.rows, s.stride) * s.stride,
         /// `[logit rows, streams, hidden]`.
         head_streams: s.rows.min(LOGIT_ROWS_MAX) * s.b.streams * s.b.hidden,
         /// `[logit rows, vocab]`.
@@ -102,6 +113,8 @@ buffers! {
     fields {
         /// Values of one row of `scores`.
         score_stride: usize = s.stride,
+        /// Rows that `scores` holds.
+        score_rows: usize = score_rows(s.rows, s.stride),
     }
 }
 
@@ -132,4 +145,19 @@ buffers! {
     ids {}
     parts {}
     fields {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_are_of_few_rows_where_rows_are_long() {
+        assert_eq!(score_rows(512, 1 << 10), 16);
+        assert_eq!(score_rows(7, 1 << 10), 7);
+        assert_eq!(score_rows(2048, 16 << 10), 264);
+        // A context of a million tokens: two megabytes a row.
+        assert_eq!(score_rows(2048, 512 << 10), 32);
+        assert_eq!(score_rows(2048, 4 << 20), 16);
+    }
 }

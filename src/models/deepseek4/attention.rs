@@ -36,6 +36,7 @@ impl<B: Backend> Pass<'_, B> {
         let (ctx, w, state) = (self.ctx, &mut *self.work, &self.state.layers[layer]);
         let rows = state.compressed.as_ref().map(|compressed| &compressed.rows);
         let compressed = rows.map(|rows| ops::Compressed { rows, selected: &w.selected, k });
-        ctx.attend(layer, &w.q, &state.window, compressed, &mut w.heads_out)
+        // Rotated values of a row stay F32.
+        ctx.attend(layer, &w.q, (&state.window, false), compressed, &mut w.heads_out)
     }
 }

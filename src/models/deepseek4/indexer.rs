@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::pass::Pass;
 use crate::backend::ops::{self, Visibility};
 use crate::backend::{Backend, BackendError};
-use crate::models::blocks::workspace::{SCORE_ROWS_MAX, tiles};
+use crate::models::blocks::workspace::tiles;
 use crate::models::probe::Point;
 
 impl<B: Backend> Pass<'_, B> {
@@ -23,7 +23,7 @@ impl<B: Backend> Pass<'_, B> {
         if plan.has_indexer() && visible.groups(ctx.rows - 1) > k {
             self.project_index_queries(layer)?;
         }
-        for tile in tiles(0..ctx.rows, SCORE_ROWS_MAX) {
+        for tile in tiles(0..ctx.rows, self.work.score_rows) {
             self.select_tile(layer, k, tile, visible)?;
         }
         self.show_ids(Point::Selected, layer, k, |w, _| &w.selected)?;

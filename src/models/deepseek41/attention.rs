@@ -39,6 +39,8 @@ impl<B: Backend> Pass<'_, B> {
             selected: &w.selected,
             k: c.index_top_k,
         });
-        ctx.attend(layer, &w.q, &state.windows[layer], compressed, &mut w.heads_out)
+        // FP8 and FP4 times a factor of few bits.
+        let are_bf16 = !ctx.options.kv_exact;
+        ctx.attend(layer, &w.q, (&state.windows[layer], are_bf16), compressed, &mut w.heads_out)
     }
 }

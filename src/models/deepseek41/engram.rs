@@ -7,11 +7,13 @@ use super::pass::Pass;
 use crate::backend::{Backend, BackendError, ops};
 use crate::models::ModelError;
 use crate::models::probe::Point;
-use crate::quant::minifloat::{E4M3, E8M0, bf16_round};
+use crate::quant::minifloat::scaled_e4m3;
 use crate::units::TokenId;
 
 /// Smallest magnitude under the square root of the gate (spec 4.5).
 const GATE_FLOOR: f32 = 1e-6;
+/// Largest scale, 2^119, with which every code that is a number stays one.
+const SCALE_SAFE: u8 = 246;
 
 impl EngramConfig {
     /// Tokens before the current one that a hash depends on.
@@ -63,7 +65,7 @@ impl EngramConfig {
                 return Err(format!("the scale of values {}.. is not a number", 32 * group));
             }
             for (i, (code, out)) in codes.iter().zip(out).enumerate() {
-                *out = bf16_round(E4M3[*code as usize] * E8M0[scale as usize]);
+                *out = scaled_e4m3(*code, scale);
                 if !out.is_finite() {
                     return Err(format!("value {} (code {code:#04x}, scale {scale}) is not finite", 32 * group + i));
                 }
@@ -71,11 +73,20 @@ impl EngramConfig {
         }
         Ok(())
     }
+
+    /// Whether all values of a row are numbers; `Err` says what is damaged.
+    fn check(&self, row: &[u8]) -> Result<(), String> {
+        let (codes, scales) = row.split_at(self.width);
+        // The largest code, 448, times 2^119 is a number in BF16.
+        let is_wide = scales.iter().fold(false, |wide, scale| wide | (*scale > SCALE_SAFE));
+        let is_nan = codes.iter().fold(false, |nan, code| nan | (*code & 0x7f == 0x7f));
+        if is_wide || is_nan { self.decode(row, &mut vec![0.0; self.width]) } else { Ok(()) }
+    }
 }
 
 impl<B: Backend> Pass<'_, B> {
     /// Spec 4.5 before the attention of `layer`, with the bytes of the table's rows: `[rows, columns, row_bytes]`.
-    pub fn engram(&mut self, layer: usize, rows: &[u64], bytes: &[u8], host: &mut Vec<f32>) -> Result<(), ModelError> {
+    pub fn engram(&mut self, layer: usize, rows: &[u64], bytes: &[u8]) -> Result<(), ModelError> {
         let (ctx, c) = (self.ctx, self.ctx.config);
         let engram = c.engram.as_ref().expect("a layer with a table has a configuration");
         let width = engram.columns() * engram.width;
@@ -83,12 +94,18 @@ impl<B: Backend> Pass<'_, B> {
             let ids: Vec<i32> = rows.iter().map(|r| *r as i32).collect();
             probe.ids(Point::EngramRows, layer, ctx.first_pos, engram.columns(), &ids);
         }
-        host.resize(ctx.rows * width, 0.0);
-        let values = host.chunks_exact_mut(engram.width);
-        for ((row, bytes), values) in rows.iter().zip(bytes.chunks_exact(engram.row_bytes)).zip(values) {
-            engram.decode(bytes, values).map_err(|what| ModelError::RowData { layer, row: *row, what })?;
+        for (row, bytes) in rows.iter().zip(bytes.chunks_exact(engram.row_bytes)) {
+            engram.check(bytes).map_err(|what| ModelError::RowData { layer, row: *row, what })?;
         }
-        ctx.backend.upload(&host[..ctx.rows * width], &mut self.own.engram_rows, 0)?;
+        let own = &mut *self.own;
+        match bytemuck::try_cast_slice(bytes) {
+            Ok(words) => ctx.backend.upload_ids(words, &mut own.engram_words, 0)?,
+            // Of another alignment, or no whole words.
+            Err(_) => ctx.backend.upload_ids(&bytemuck::pod_collect_to_vec(bytes), &mut own.engram_words, 0)?,
+        }
+        let (rows, width_of_one) = (ctx.rows * engram.columns(), engram.width);
+        let op = ops::DecodeRows { bytes: &own.engram_words, rows, width: width_of_one };
+        ctx.backend.decode_rows(op, &mut own.engram_rows)?;
         self.show(Point::EngramEmbedding, layer, width, |_, own| &own.engram_rows)?;
         self.engram_gate(layer)?;
         Ok(self.show(Point::EngramGate, layer, c.streams, |_, own| &own.engram_gates)?)

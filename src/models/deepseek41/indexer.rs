@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::pass::Pass;
 use crate::backend::ops::{self, CacheFormat, Visibility};
 use crate::backend::{Backend, BackendError};
-use crate::models::blocks::workspace::{SCORE_ROWS_MAX, tiles};
+use crate::models::blocks::workspace::tiles;
 use crate::models::probe::Point;
 
 impl<B: Backend> Pass<'_, B> {
@@ -25,7 +25,7 @@ impl<B: Backend> Pass<'_, B> {
         if most > c.index_top_k || needs_blocks {
             self.project_index_queries(layer)?;
         }
-        for tile in tiles(0..rows, SCORE_ROWS_MAX) {
+        for tile in tiles(0..rows, self.work.score_rows) {
             self.select_tile(layer, keyed, tile, visible)?;
         }
         self.show_ids(Point::Selected, layer, c.index_top_k, |w, _| &w.selected)?;

@@ -108,7 +108,7 @@ impl SweepFeed {
         tables: Tables<'_>,
         table: usize,
         piece: Piece,
-        bytes: &mut Vec<u8>,
+        (ahead, bytes): (usize, &mut Vec<u8>),
     ) -> Result<(&[u64], Range<usize>), ModelError> {
         let is_past = |u: &UnderWay| u.batch.rows.end <= piece.first || u.batch.tables.end <= table;
         while self.under_way.front().is_some_and(is_past) {
@@ -123,7 +123,7 @@ impl SweepFeed {
             bytes.resize(front.numbers[table].len() * row_bytes, 0);
             front.ticket.wait(table, bytes)?;
             front.loaded = Some(table);
-            if self.under_way.len() == 1 {
+            while self.under_way.len() <= ahead && !self.planned.is_empty() {
                 self.submit_next(tables)?;
             }
         }
@@ -172,22 +172,18 @@ pub struct RowFeed {
     sweep: Option<SweepFeed>,
     /// `[rows, columns, row_bytes]` of one table.
     row_bytes: Vec<u8>,
-    /// `[rows, columns, width]` of one table.
-    row_values: Vec<f32>,
     bytes: u64,
 }
 
 impl RowFeed {
     /// Host memory, with the row numbers of what is read ahead, of which there is a chunk of all tables at a time.
     pub fn bytes_for(c: &Config, options: &RunnerOptions) -> u64 {
-        let [row_bytes, row_values] = Self::lens(c, options);
         let numbers = options.chunk * c.rows_per_token() * size_of::<u64>();
-        (row_bytes + 4 * row_values + numbers) as u64
+        (Self::row_bytes_max(c, options) + numbers) as u64
     }
 
-    fn lens(c: &Config, options: &RunnerOptions) -> [usize; 2] {
-        let one = c.engram.as_ref().map_or([0, 0], |e| [e.columns() * e.row_bytes, e.columns() * e.width]);
-        one.map(|len| options.chunk * len)
+    fn row_bytes_max(c: &Config, options: &RunnerOptions) -> usize {
+        options.chunk * c.engram.as_ref().map_or(0, |e| e.columns() * e.row_bytes)
     }
 
     fn tables<'a>(&'a self, c: &'a Config) -> Option<Tables<'a>> {
@@ -203,13 +199,11 @@ impl<B: Backend> Feed<B, V41> for RowFeed {
                 return Err(ModelError::RowBytes { found, expected: engram.row_bytes });
             }
         }
-        let [row_bytes, row_values] = Self::lens(c, options);
         Ok(Self {
             supply: rows,
             pending: None,
             sweep: None,
-            row_bytes: Vec::with_capacity(row_bytes),
-            row_values: Vec::with_capacity(row_values),
+            row_bytes: Vec::with_capacity(Self::row_bytes_max(c, options)),
             bytes: Self::bytes_for(c, options),
         })
     }
@@ -250,8 +244,10 @@ impl<B: Backend> Feed<B, V41> for RowFeed {
             return Ok(());
         };
         let sweep = self.sweep.as_mut().expect("begun with the sweep");
-        let (rows, range) = sweep.wait(Tables { engram, supply }, table, piece, &mut self.row_bytes)?;
-        pass.engram(layer, rows, &self.row_bytes[range], &mut self.row_values)
+        // A device may be given the next pieces at once. Memory for two batches of all tables is planned then.
+        let ahead = if B::IS_QUEUED { 2 * engram.layers.len() - 1 } else { 1 };
+        let (rows, range) = sweep.wait(Tables { engram, supply }, table, piece, (ahead, &mut self.row_bytes))?;
+        pass.engram(layer, rows, &self.row_bytes[range])
     }
 
     fn abandon(&mut self) {

@@ -22,15 +22,17 @@ pub struct OwnSizes<'a> {
     rows: usize,
     /// Words of one row's candidate mask.
     words: usize,
-    /// Values of one token's n-gram rows.
+    /// Values of one token's n-gram rows, and their bytes.
     engram: usize,
+    engram_bytes: usize,
 }
 
 impl<'a> OwnSizes<'a> {
     /// For a chunk of `options`.
     pub fn new(c: &'a Config, options: &RunnerOptions) -> Self {
         let engram = c.engram.as_ref().map_or(0, |e| e.columns() * e.width);
-        Self { c, options: *options, rows: options.chunk, words: mask_words(c, options), engram }
+        let engram_bytes = c.engram.as_ref().map_or(0, |e| e.columns() * e.row_bytes);
+        Self { c, options: *options, rows: options.chunk, words: mask_words(c, options), engram, engram_bytes }
     }
 }
 
@@ -64,6 +66,8 @@ buffers! {
     ids {
         /// `[rows, words]`: candidate blocks, one bit each.
         candidates: s.rows * s.words,
+        /// `[rows, columns, row_bytes]` in words of four bytes: n-gram rows as they are kept.
+        engram_words: (s.rows * s.engram_bytes).div_ceil(4),
     }
     parts {
         /// Of the rows of a sweep.

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::matmul::{Codes, Rounded};
+use super::tiles::Size;
 use super::{Launch, THREADS, has_shared, move_rows, swiglu, tiles};
 use crate::backend::BackendError;
 use crate::backend::cpu::matmul::Arithmetic;
@@ -31,6 +32,8 @@ fn kernels(ty: QuantType) -> Option<[&'static str; 2]> {
         QuantType::Q4_K => ["tiles_jobs_q4_k_2", "tiles_jobs_q4_k_4"],
         QuantType::Q6_K => ["tiles_jobs_q6_k_2", "tiles_jobs_q6_k_4"],
         QuantType::IQ2_XXS => ["tiles_jobs_iq2_xxs_2", "tiles_jobs_iq2_xxs_4"],
+        QuantType::Q8_0 => ["tiles_jobs_q8_0_2", "tiles_jobs_q8_0_4"],
+        QuantType::MXFP4 => ["tiles_jobs_mxfp4_2", "tiles_jobs_mxfp4_4"],
         _ => return None,
     })
 }
@@ -78,6 +81,11 @@ fn batches<'e, 'w>(op: &ExpertsRows<'w, 'e, CudaBackend>) -> Vec<Vec<Part<'e, 'w
     all
 }
 
+/// Rows of a batch, as tiles want them rounded.
+fn size(rows: usize, cols: usize) -> Size {
+    Size { rows, groups: 1, cols }
+}
+
 /// One product for each part and each of its matrices, from activations that were rounded together.
 fn products<'w>(
     device: &Device,
@@ -102,10 +110,14 @@ fn products<'w>(
     let kernel = kernels(shape.ty).expect("asked by `is_joined`")[height - 1];
     let grid = [most.div_ceil(32 << height), shape.rows.div_ceil(tiles::WEIGHT_ROWS), parts.len() * matrices.len()];
     let launch = Launch::new(device, kernel, grid, 64 << height).shared(tiles::shared_bytes(shape.ty, height));
-    let launch = launch.block(&jobs).pointer(at.codes).pointer(at.scales).pointer(at.sums);
+    let launch = launch.block(&jobs).pointer(at.codes).pointer(at.scales);
+    let is_sorted = shape.ty.block_values() == 32;
+    let launch = if is_sorted { launch } else { launch.pointer(at.sums) };
     let launch = launch.buf(outs[0], rows * shape.rows).buf(outs[1], rows * shape.rows);
+    let launch = launch.int(shape.rows).int(shape.cols).int(matrices.len());
+    let launch = if is_sorted { launch.int(size(rows, shape.cols).padded()) } else { launch };
     // SAFETY: the parameters of the jobs kernels; every part lies among the `rows` rounded rows.
-    unsafe { launch.int(shape.rows).int(shape.cols).int(matrices.len()).start() }
+    unsafe { launch.start() }
 }
 
 pub fn experts_rows(
@@ -123,10 +135,10 @@ pub fn experts_rows(
         move_rows::gather_rows(device, gathered, work.x)?;
         let (gate, down) = (parts[0].expert.gate.shape, parts[0].expert.down.shape);
         assert_eq!((gate.rows, gate.cols, down.rows, down.cols), (width, hidden, hidden, width), "shapes of experts");
-        let x = rounded.fill(device, work.x, (rows, hidden), gate.ty.block_values())?;
+        let x = tiles::round_rows(device, rounded, work.x, size(rows, hidden), gate.ty.block_values())?;
         products(device, (&parts, first), &[|e| e.gate, |e| e.up], x, [&*work.gate, &*work.up])?;
         swiglu::swiglu(device, SwiGlu { up: work.up, values: rows * width, limit: op.limit }, work.gate)?;
-        let mid = rounded.fill(device, work.gate, (rows, width), down.ty.block_values())?;
+        let mid = tiles::round_rows(device, rounded, work.gate, size(rows, width), down.ty.block_values())?;
         products(device, (&parts, first), &[|e| e.down], mid, [&*work.y, &*work.y])?;
         for part in &parts {
             let grid = [hidden.div_ceil(4 * THREADS), part.assigned.len(), 1];

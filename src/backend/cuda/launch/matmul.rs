@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::{Launch, matmul_row, tiles};
+use super::{Launch, float_strips, matmul_row, tiles};
 use crate::backend::BackendError;
-use crate::backend::cpu::matmul::Arithmetic;
+use crate::backend::cpu::matmul::{Arithmetic, ProductShape};
 use crate::backend::cuda::CudaBackend;
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::memory::{Bytes, CudaBuf};
@@ -19,11 +19,6 @@ use crate::quant::QuantType;
 const FLOAT_ROWS: usize = 4;
 /// Activation rows that a kernel takes at once, if there is more than one.
 const ROWS_AT_ONCE: usize = 4;
-/// Outputs and rows of a tile of floats.
-const FLOAT_TILE_OUTPUTS: usize = 32;
-const FLOAT_TILE_ROWS: usize = 16;
-/// Fewest tiles of floats that are faster than rows four at a time (measured on an H200): two for each of 132 multiprocessors.
-const FLOAT_TILES_MIN: usize = 264;
 /// Up to this many outputs a block works on one of them: fewer warps than that leave multiprocessors idle.
 const WIDE_OUTPUTS_MAX: usize = 2048;
 
@@ -100,6 +95,12 @@ impl Rounded {
     }
 }
 
+/// Most memory that products of `shapes` keep beside the buffers of a pass.
+pub fn scratch_bytes(shapes: &[ProductShape]) -> u64 {
+    let rounded = |s: &ProductShape| code_bytes(tiles::padded_rows(s.rows) * s.groups * s.cols);
+    shapes.iter().map(rounded).max().unwrap_or(0) as u64
+}
+
 /// Bytes of `values` rounded activations, with at most a scale for each 32 of them.
 fn code_bytes(values: usize) -> usize {
     let padded = values.next_multiple_of(256);
@@ -170,22 +171,6 @@ fn floats_kernel(ty: QuantType, is_one: bool) -> Option<(&'static str, usize)> {
         (QuantType::IQ2_XXS, _) => ("matmul_iq2_xxs_floats_1", 1),
         (QuantType::MXFP4, _) => ("matmul_mxfp4_floats_1", 1),
         (QuantType::I8 | QuantType::I32, _) => return None,
-    })
-}
-
-/// Kernel over tiles of floats, where they are faster.
-fn float_tiles_kernel(op: &Matmul<'_, '_, CudaBackend>) -> Option<&'static str> {
-    let (outputs, rows) = (op.w.shape.rows, op.rows);
-    let tiles = outputs.div_ceil(FLOAT_TILE_OUTPUTS) * rows.div_ceil(FLOAT_TILE_ROWS);
-    // A warp takes eight outputs of one group.
-    if tiles < FLOAT_TILES_MIN || !(outputs / op.groups).is_multiple_of(8) {
-        return None;
-    }
-    Some(match op.w.shape.ty {
-        QuantType::F32 => "float_tiles_f32",
-        QuantType::F16 => "float_tiles_f16",
-        QuantType::BF16 => "float_tiles_bf16",
-        _ => return None,
     })
 }
 
@@ -286,12 +271,8 @@ pub fn matmul(
         // SAFETY: the parameters of the wide kernels.
         return unsafe { launch.int(shape.rows).int(shape.cols).int(groups).start() };
     }
-    if let Some(kernel) = float_tiles_kernel(&op) {
-        let grid = [shape.rows.div_ceil(FLOAT_TILE_OUTPUTS), rows.div_ceil(FLOAT_TILE_ROWS), 1];
-        let launch = Launch::new(device, kernel, grid, super::THREADS);
-        let launch = launch.pointer(op.w.at).buf(op.x, values).buf(out, rows * shape.rows);
-        // SAFETY: the parameters of the kernels over tiles of floats.
-        return unsafe { launch.int(shape.rows).int(shape.cols).int(rows).int(groups).start() };
+    if float_strips::takes(device, &op) {
+        return float_strips::float_strips(device, &op, out);
     }
     let unsupported = BackendError::UnsupportedType { backend: "cuda", op: "matmul", ty: shape.ty };
     let (kernel, at_once) = floats_kernel(shape.ty, is_one).ok_or(unsupported)?;

@@ -3,21 +3,25 @@
 //! buffer is a bug of the caller, and on a GPU it would be a silent one.
 
 pub(super) mod attention;
+pub(super) mod attention_mma;
 pub(super) mod best_of;
 pub(super) mod candidate_blocks;
 pub(super) mod combine_experts;
+pub(super) mod decode_rows;
 pub(super) mod draw;
 pub(super) mod embed;
 pub(super) mod engram_gate;
 pub(super) mod expert_gate;
 pub(super) mod experts_row;
 pub(super) mod experts_rows;
+mod float_strips;
 pub(super) mod hc_coefficients;
 pub(super) mod hc_collapse;
 pub(super) mod hc_enter;
 pub(super) mod hc_expand;
 pub(super) mod index_scores;
 pub(super) mod matmul;
+
 mod matmul_row;
 pub(super) mod meeting;
 pub(super) mod memory_rate;

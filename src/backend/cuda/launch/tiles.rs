@@ -52,15 +52,20 @@ fn takes_shape(ty: QuantType, rows: usize, outputs: usize) -> bool {
 
 /// Activation rows of a product, and how many groups each has.
 #[derive(Clone, Copy)]
-struct Size {
-    rows: usize,
-    groups: usize,
-    cols: usize,
+pub(super) struct Size {
+    pub(super) rows: usize,
+    pub(super) groups: usize,
+    pub(super) cols: usize,
+}
+
+/// `rows` as scales come.
+pub(super) fn padded_rows(rows: usize) -> usize {
+    rows.next_multiple_of(ROWS_PADDED)
 }
 
 impl Size {
-    fn padded(self) -> usize {
-        self.rows.next_multiple_of(ROWS_PADDED)
+    pub(super) fn padded(self) -> usize {
+        padded_rows(self.rows)
     }
 }
 
@@ -74,17 +79,27 @@ pub(super) fn round(
     rounded: &Rounded,
     op: &Matmul<'_, '_, CudaBackend>,
 ) -> Result<Codes, BackendError> {
-    let block = op.w.shape.ty.block_values();
+    round_rows(device, rounded, op.x, size(op), op.w.shape.ty.block_values())
+}
+
+/// Rounds the rows `x` as tiles of weights in blocks of `block` want them.
+pub(super) fn round_rows(
+    device: &Arc<Device>,
+    rounded: &Rounded,
+    x: &CudaBuf,
+    size: Size,
+    block: usize,
+) -> Result<Codes, BackendError> {
+    let Size { rows, groups, cols } = size;
     if block == 256 {
-        return rounded.fill(device, op.x, (op.rows * op.groups, op.w.shape.cols), block);
+        return rounded.fill(device, x, (rows * groups, cols), block);
     }
-    let Size { rows, groups, cols } = size(op);
-    let padded = size(op).padded();
-    assert!(op.x.len >= rows * groups * cols, "{rows} rows of {groups} x {cols} in a buffer of {}", op.x.len);
+    let padded = size.padded();
+    assert!(x.len >= rows * groups * cols, "{rows} rows of {groups} x {cols} in a buffer of {}", x.len);
     let at = rounded.room(device, padded * groups * cols)?;
     // Four warps a block, 256 values each.
     let launch = Launch::new(device, "quantise_tiles_32", [cols.div_ceil(4 * 256), padded * groups, 1], 128);
-    let launch = launch.pointer(op.x.bytes.at).pointer(at.codes).pointer(at.scales);
+    let launch = launch.pointer(x.bytes.at).pointer(at.codes).pointer(at.scales);
     // SAFETY: the parameters of the kernel, with room for the scales of `padded` rows.
     unsafe { launch.int(cols).int(rows).int(groups).int(padded).start()? };
     Ok(at)
