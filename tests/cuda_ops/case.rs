@@ -13,7 +13,7 @@ use ds4::backend::cuda::{CudaBackend, Device, OpenError};
 use ds4::backend::ops::Sums;
 
 use crate::kernels_common::Rng;
-use crate::{attending, ends, grids, in_place, products, rows, selection, slots, swept};
+use crate::{attending, beside, ends, grids, in_place, products, rows, selection, slots, swept};
 
 /// Repetitions of an op under the clock.
 pub struct Clock {
@@ -251,6 +251,7 @@ pub fn run_all() -> Result<(), String> {
         );
         println!("{:<17} {:<42} {:>9} {:>8} {:>9} {:>8}", "op", "shape", "NMSE", "limit", "us", "GB/s");
     }
+    beside::check(&mut rig);
     rows::cases(&mut rig);
     attending::cases(&mut rig);
     selection::cases(&mut rig);

@@ -7,6 +7,8 @@
 #[cfg(feature = "cuda")]
 mod attending;
 #[cfg(feature = "cuda")]
+mod beside;
+#[cfg(feature = "cuda")]
 mod case;
 #[cfg(feature = "cuda")]
 mod ends;

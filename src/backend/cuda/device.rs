@@ -17,6 +17,7 @@ use super::awaiting::{Awaiting, BOUNCE};
 use super::faults::{self, Version};
 use super::modules::{LoadError, Modules};
 use super::segments::Recorded;
+use super::sides::{Side, Sides};
 use super::timeline::Timeline;
 use crate::backend::BackendError;
 use crate::obs::spans::{self, Detail, Row};
@@ -131,6 +132,8 @@ pub struct Device {
     /// Uploads that kernels need not wait for before they are used.
     uploads: Arc<CudaStream>,
     arranging: Arc<CudaStream>,
+    /// Where ops go while they are recorded.
+    pub(super) sides: Sides,
     bounce: Bounce,
     pub(super) awaiting: Awaiting,
     context: Arc<CudaContext>,
@@ -140,8 +143,6 @@ pub struct Device {
     recent: Mutex<([&'static str; RECENT], usize)>,
     /// The first error after which this process cannot use the device any more.
     lost: OnceLock<String>,
-    /// While ops are recorded: what they are so far, in one number, and whether the last one was a kernel.
-    recording: Mutex<Option<(u64, bool)>>,
 }
 
 pub(super) fn text(error: DriverError) -> String {
@@ -175,6 +176,7 @@ impl Device {
         let stream = context.new_stream().map_err(refused)?;
         let uploads = context.new_stream().map_err(refused)?;
         let arranging = context.new_stream().map_err(refused)?;
+        let sides = Sides::new(&context, &stream).map_err(refused)?;
         // SAFETY: a plain allocation, given back once, when the device is dropped.
         let bounce = unsafe { result::malloc_host(BOUNCE, 0) }.map_err(refused)?;
         let bounce = Bounce { start: bounce.expose_provenance() };
@@ -192,6 +194,7 @@ impl Device {
             stream,
             uploads,
             arranging,
+            sides,
             bounce,
             awaiting,
             context,
@@ -199,7 +202,6 @@ impl Device {
             counts,
             recent,
             lost,
-            recording: Mutex::new(None),
         })
     }
 
@@ -263,7 +265,7 @@ impl Device {
     }
 
     pub(super) fn raw_stream(&self) -> sys::CUstream {
-        self.stream.cu_stream()
+        self.sides.ops().cu_stream()
     }
 
     pub(super) fn uploads(&self) -> &CudaStream {
@@ -272,7 +274,7 @@ impl Device {
 
     fn lane(&self, lane: Lane) -> &CudaStream {
         match lane {
-            Lane::Ops => &self.stream,
+            Lane::Ops => self.sides.ops(),
             Lane::Arranging => &self.arranging,
         }
     }
@@ -284,30 +286,29 @@ impl Device {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream lives as long as `self`.
         self.check("recording", unsafe { result::stream::begin_capture(self.raw_stream(), mode) })?;
-        *self.recording.lock() = Some((0, false));
+        self.sides.begin();
         Ok(())
     }
 
     /// What was recorded.
     pub(super) fn end_recording(&self) -> Result<Recorded, BackendError> {
         self.bind()?;
-        let kind = self.recording.lock().take();
+        let joined = self.join(Side::Coefficients).and_then(|()| self.join(Side::Ops));
+        let kind = self.sides.end();
         // SAFETY: the stream lives as long as `self`.
         let graph = self.check("recording", unsafe { result::stream::end_capture(self.raw_stream()) })?;
-        Ok(Recorded::new(graph, kind.map_or(0, |(kind, _)| kind)))
+        joined?;
+        Ok(Recorded::new(graph, kind))
     }
 
     /// Whether ops are being recorded.
     pub(super) fn is_recording(&self) -> bool {
-        self.recording.lock().is_some()
+        self.sides.is_recording()
     }
 
     /// An op called `what` is queued. Returns whether it may follow a kernel before that has quite ended: in a graph only what is behind a kernel.
     fn note(&self, what: &'static str, is_kernel: bool) -> bool {
-        let Some((kind, is_behind_kernel)) = &mut *self.recording.lock() else { return true };
-        // Names are static: their addresses tell them apart.
-        *kind = (kind.rotate_left(5) ^ what.as_ptr() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        std::mem::replace(is_behind_kernel, is_kernel)
+        self.sides.note(what, is_kernel)
     }
 
     /// Starts a graph called `what` behind the ops so far.
@@ -471,6 +472,23 @@ impl Device {
     /// Lets `event` come when all kernels that were started in `lane` have ended.
     pub(super) fn mark(&self, event: &CudaEvent, lane: Lane) -> Result<(), BackendError> {
         self.check("marking a place among kernels", event.record(self.lane(lane)))
+    }
+
+    /// Lets `event` come when the uploads of [`Self::upload_span`] so far have ended.
+    pub(super) fn mark_uploads(&self, event: &CudaEvent) -> Result<(), BackendError> {
+        self.check("marking a place among uploads", event.record(&self.uploads))
+    }
+
+    /// Whether what `event` was marked behind has ended; also of one that was never marked.
+    pub(super) fn has_come(&self, event: &CudaEvent) -> Result<bool, BackendError> {
+        self.bind()?;
+        self.check("uploads", event.try_is_complete())
+    }
+
+    /// Ops from now on begin when what was started in `lane` so far has ended; `event` is used for it.
+    pub(super) fn wait_for_lane(&self, lane: Lane, event: &CudaEvent) -> Result<(), BackendError> {
+        self.mark(event, lane)?;
+        self.check("waiting for kernels beside the ops", self.sides.ops().wait(event))
     }
 
     /// Host to device beside the kernels: `len` bytes at `src`, after `free` and the uploads before; kernels started in `lane` from now on wait for

@@ -15,6 +15,7 @@ mod memory;
 mod modules;
 mod read_rate;
 mod segments;
+mod sides;
 mod slot_table;
 mod timeline;
 
@@ -29,7 +30,7 @@ pub use launch::matmul::scratch_bytes as product_bytes;
 pub use memory::{CudaBuf, CudaIds, CudaMat, CudaView, MatShape, Upload};
 pub use modules::LoadError;
 pub use read_rate::{RATE_BYTES, ReadRates, read_rates};
-pub use slot_table::{CHANGES_MAX, ExpertShape, Room, SlotPass, SlotTable, Told};
+pub use slot_table::{CHANGES_MAX, ExpertShape, NAMED_MAX, Room, SlotPass, SlotTable, Told};
 
 use crate::backend::cpu::matmul::Arithmetic;
 use crate::backend::ops::{self, Sums};
@@ -41,11 +42,14 @@ use launch::draw::DrawMemory;
 use launch::matmul::Rounded;
 use launch::meeting::Meeting;
 use memory::{Bytes, Stager};
+use sides::Side;
 
 /// Ops on a GPU.
 pub struct CudaBackend {
     // Dropped before the device that they are memory of.
     rounded: Rounded,
+    /// Of ops that run beside others.
+    rounded_beside: Rounded,
     scores: Scores,
     meeting: Meeting,
     draw_memory: DrawMemory,
@@ -78,6 +82,7 @@ impl CudaBackend {
     pub fn new(device: Arc<Device>, arithmetic: Arithmetic) -> Self {
         Self {
             rounded: Rounded::new(),
+            rounded_beside: Rounded::new(),
             scores: Scores::new(),
             meeting: Meeting::new(),
             draw_memory: DrawMemory::new(),
@@ -108,6 +113,11 @@ impl CudaBackend {
     /// The device.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Where ops that are queued now round activations.
+    fn rounded(&self) -> &Rounded {
+        if self.device.is_beside() { &self.rounded_beside } else { &self.rounded }
     }
 
     /// How activations enter products.
@@ -289,6 +299,18 @@ impl Backend for CudaBackend {
         self.answer.take(&self.device, dst)
     }
 
+    fn fork(&self) -> Result<(), BackendError> {
+        self.device.fork(Side::Ops)
+    }
+
+    fn aside<E: From<BackendError>>(&self, f: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        self.device.beside(Side::Ops, f)
+    }
+
+    fn join(&self) -> Result<(), BackendError> {
+        self.device.join(Side::Ops)
+    }
+
     fn clear(&self, dst: &mut CudaBuf, at: usize, len: usize) -> Result<(), BackendError> {
         self.device.zero(dst.bytes.at + part(dst.len, at, len), 4 * len)
     }
@@ -322,7 +344,7 @@ impl Backend for CudaBackend {
     }
 
     fn matmul(&self, op: ops::Matmul<'_, '_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
-        launch::matmul::matmul(&self.device, &self.rounded, self.arithmetic, op, out)
+        launch::matmul::matmul(&self.device, self.rounded(), self.arithmetic, op, out)
     }
 
     fn matmul_pair(
@@ -331,7 +353,7 @@ impl Backend for CudaBackend {
         out_a: &mut CudaBuf,
         out_b: &mut CudaBuf,
     ) -> Result<(), BackendError> {
-        launch::matmul::matmul_pair(&self.device, &self.rounded, self.arithmetic, op, (out_a, out_b))
+        launch::matmul::matmul_pair(&self.device, self.rounded(), self.arithmetic, op, (out_a, out_b))
     }
 
     fn rms_norm(&self, op: ops::RmsNorm<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
@@ -424,7 +446,7 @@ impl Backend for CudaBackend {
     ) -> Result<(), BackendError> {
         // Kernels exist where they pay: 8-bit activations on quantised experts.
         if launch::experts_row::is_fused(self.arithmetic, &op) {
-            return launch::experts_row::experts_row(&self.device, &self.rounded, op, out);
+            return launch::experts_row::experts_row(&self.device, self.rounded(), op, out);
         }
         crate::backend::cpu::experts_row::experts_row(self, op, out)
     }

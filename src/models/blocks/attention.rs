@@ -64,6 +64,8 @@ impl<B: Backend, A: Architecture<B>> Pass<'_, B, A> {
         let weights = &ctx.layer(layer).attention;
         let (a, b) = (ctx.backend.view(&weights.q_a), ctx.backend.view(&weights.kv));
         ctx.backend.matmul_pair(ops::MatmulPair { a, b, x: &w.x, rows: ctx.rows }, &mut w.q_raw, &mut w.kv_raw)?;
+        // From here on queries and cache rows need nothing of each other.
+        ctx.backend.fork()?;
         let width = ctx.config.q_rank;
         ctx.norm(&w.q_raw, &weights.q_a_norm, (ctx.rows, width), &mut w.q_latent)?;
         self.show(Point::QueryLatent, layer, width, |w, _| &w.q_latent)

@@ -8,10 +8,14 @@ use crate::backend::{Backend, BackendError, ops};
 impl<B: Backend> Pass<'_, B> {
     /// `y = attention(x)`.
     pub fn attention(&mut self, layer: usize) -> Result<(), BackendError> {
+        let backend = self.ctx.backend;
         self.project_input(layer)?;
+        backend.aside(|| {
+            self.keep_window(layer)?;
+            self.compress(layer)
+        })?;
         self.project_queries(layer)?;
-        self.keep_window(layer)?;
-        self.compress(layer)?;
+        backend.join()?;
         let selected = self.select(layer)?;
         self.attend(layer, selected)?;
         self.project_output(layer)
