@@ -290,7 +290,7 @@ fn what_a_gpu_does_is_drawn() {
     assert_eq!((segments(&rows), segments(&asked)), ([10; 3], [0; 3]));
     // Ten tokens of five layers, each behind a router and behind a gate.
     let halves = |name: &str| rows["gpu-layers"].iter().filter(|s| s.what == name).count();
-    assert_eq!((halves("attention"), halves("experts, attention"), halves("shared expert")), (10, 40, 50));
+    assert_eq!((halves("start to router"), halves("gate to router"), halves("router to gate")), (10, 40, 50));
     // Gates that were closed are opened behind what was arranged.
     let opened = rows["arranging"].iter().filter(|s| s.what == "open_gate" && s.args["layer"].is_u64()).count();
     assert!(opened > 0 && !asked.contains_key("arranging"));
