@@ -242,7 +242,7 @@ fn a_tokens_time_adds_up_on_both_routes() {
         let Some((stats, _)) = decoded(name, false, args) else { return };
         let time = &stats["token_time"];
         let ms = |key: &str| time[key].as_f64().unwrap_or_else(|| panic!("{key}: {time}"));
-        // The second of eleven tokens and the fifth behind it.
+        // The fifth and the tenth of eleven tokens.
         assert_eq!(time["tokens"], 2, "{time}");
         let stalled = time["stalled_ms"].as_f64();
         assert_eq!(stalled.is_some(), args.is_empty(), "{time}");
