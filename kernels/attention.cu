@@ -2,6 +2,8 @@
 // Never looks past the row's own position. Surprising fact: four threads share a key and own four lanes each, so scores have the bits
 // of the CPU op while keys are read 16 bytes at a time.
 #include "common.cuh"
+#include "attention_mma.cuh"
+#include "attention_spread.cuh"
 #include "attention_tiles.cuh"
 
 constexpr int THREADS = 512;

@@ -110,6 +110,22 @@ __device__ float block_sum(int count, float *tiles, Term term) {
     return sum;
 }
 
+// The same of values that the threads hold, value k * SUM_THREADS + tid in v[k], zeros behind `count`.
+__device__ float block_sum_of(const float v[SUM_EACH], int count, float *tile) {
+    __shared__ float result;
+    int tid = threadIdx.x;
+#pragma unroll
+    for (int k = 0; k < SUM_EACH; k++) tile[tid % LANES * LANE_STRIDE + (k * SUM_THREADS + tid) / LANES] = v[k];
+    __syncthreads();
+    if (tid < 32) {
+        float lane = tid < LANES ? add_lane(0.0f, tile + tid * LANE_STRIDE, (count - tid + LANES - 1) / LANES) : 0.0f;
+        for (int half = LANES / 2; half > 0; half /= 2) lane += __shfl_down_sync(FULL, lane, half, LANES);
+        if (tid == 0) result = lane;
+    }
+    __syncthreads();
+    return result;
+}
+
 // `lanes::rms_factor` of `count` values.
 __device__ __forceinline__ float block_rms_factor(const float *x, int count, float eps, float *tiles) {
     float sum = block_sum(count, tiles, [=](int i) { return x[i] * x[i]; });

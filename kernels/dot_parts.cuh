@@ -229,19 +229,26 @@ __device__ __forceinline__ void unpack_q6_k(const Raw256 &r, int t, Part256 &p) 
     p.extra = (int)chosen_word(r.head, t);
 }
 
-__device__ __forceinline__ u32 shared_word(const u32 *table, u32 at) { return *(const u32 *)((const u8 *)table + at); }
+// The entry that byte `g` of `codes` names, of the table AT bytes behind this thread's place `mine` in shared memory. An entry takes 128 bytes: the
+// product of a byte and 128 makes an address in one instruction, and beside the shifts and masks, which are what the kernel is short of.
+template <int AT> __device__ __forceinline__ u32 entry_of(u32 codes, int g, u32 mine) {
+    u32 at, entry;
+    asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(at) : "r"(codes), "r"(0x80u << (8 * g)), "r"(mine));
+    asm("ld.shared.u32 %0, [%1+%2];" : "=r"(entry) : "r"(at), "n"(AT));
+    return entry;
+}
 
 __device__ __forceinline__ void unpack_iq2_xxs(const Raw256 &r, const Iq2Tables *tables, u32 plus, Part256 &p) {
-    u32 bank = threadIdx.x % 32 * 4;
+    // The zero that `plus` has come with keeps reads of the tables behind their filling.
+    u32 mine = (u32)__cvta_generic_to_shared(tables) + threadIdx.x % 32 * 4 + (plus ^ IQ2_PLUS);
 #pragma unroll
     for (int run = 0; run < 2; run++) {
         u32 groups = run ? r.a.z : r.a.x, signs = run ? r.a.w : r.a.y;
+        // Sign codes, one a byte.
+        u32 turns = (signs & 0x7f) | ((signs << 1) & 0x7f00) | ((signs << 2) & 0x7f0000) | ((signs << 3) & 0x7f000000);
 #pragma unroll
         for (int g = 0; g < 4; g++) {
-            // An entry of a table takes 128 bytes.
-            u32 entry = (g == 0 ? groups << 7 : groups >> (8 * g - 7)) & 0x7f80;
-            u32 turn = (g == 0 ? signs << 7 : signs >> (7 * g - 7)) & 0x3f80;
-            u32 digits = shared_word(tables->grid, entry | bank) | shared_word(tables->signs, turn | bank);
+            u32 digits = entry_of<0>(groups, g, mine) | entry_of<sizeof(tables->grid)>(turns, g, mine);
             int *codes = p.codes[2 * run + g / 2] + g % 2 * 2;
             codes[0] = (int)prmt(plus, IQ2_MINUS, digits);
             codes[1] = (int)prmt(plus, IQ2_MINUS, digits >> 16);

@@ -87,6 +87,39 @@ __device__ void collapse_and_norm(
     for (int i = threadIdx.x; i < hidden; i += SUM_THREADS) out[i] = collapsed(i) * factor * norm[i];
 }
 
+// The same for N streams of at most SUM_TILE values: everything is read at once and kept.
+template <int N>
+__device__ void collapse_and_norm_kept(
+    const float *streams, const float *weights, const float *norm, float *out, int hidden, float eps, float *tile
+) {
+    float w[N], s[SUM_EACH][N], g[SUM_EACH], v[SUM_EACH];
+    int tid = threadIdx.x;
+#pragma unroll
+    for (int k = 0; k < N; k++) w[k] = weights[k];
+#pragma unroll
+    for (int e = 0; e < SUM_EACH; e++) {
+        // Threads beyond the row read its last value.
+        int i = min(e * SUM_THREADS + tid, hidden - 1);
+#pragma unroll
+        for (int k = 0; k < N; k++) s[e][k] = streams[k * hidden + i];
+        g[e] = norm[i];
+    }
+#pragma unroll
+    for (int e = 0; e < SUM_EACH; e++) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int k = 0; k < N; k++) sum += w[k] * s[e][k];
+        s[e][0] = sum;
+        v[e] = e * SUM_THREADS + tid < hidden ? sum * sum : 0.0f;
+    }
+    float factor = 1.0f / sqrtf(block_sum_of(v, hidden, tile) / (float)hidden + eps);
+#pragma unroll
+    for (int e = 0; e < SUM_EACH; e++) {
+        int i = e * SUM_THREADS + tid;
+        if (i < hidden) out[i] = s[e][0] * factor * g[e];
+    }
+}
+
 // How many blocks have ended, and the norm factor of the streams.
 struct Meeting {
     u32 arrived;
@@ -123,6 +156,19 @@ __device__ void enter(
     float factor = *(volatile float *)&meeting->factor;
     coefficients_of(mix, factor, base, scale, pre, post, comb, c, n, hc_eps, iterations);
     if (!weights) collapse_and_norm(streams, pre, norm, out, n, hidden, rms_eps, tiles);
+}
+
+// The last block of `hc_enter` alone.
+extern "C" __global__ void __launch_bounds__(SUM_THREADS, 1) hc_input(
+    const float *streams, const float *weights, const float *norm, float *out, int n, int hidden, float eps
+) {
+    previous_ended();
+    __shared__ __align__(16) float tiles[2 * SUM_ROOM];
+    if (n == 4 && hidden <= SUM_TILE) {
+        collapse_and_norm_kept<4>(streams, weights, norm, out, hidden, eps, tiles);
+    } else {
+        collapse_and_norm(streams, weights, norm, out, n, hidden, eps, tiles);
+    }
 }
 
 #define ENTER(name, type) \

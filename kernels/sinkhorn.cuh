@@ -80,11 +80,11 @@ __device__ __forceinline__ void coefficients_of(
     if (n == 4) {
         if (i < 32) {
             float v = sinkhorn_together<4>(c[min(i, 15)], hc_eps, iterations);
-            if (i < 16) c[i] = v;
+            if (i < 16) comb[i] = v;
         }
-    } else if (i == 0) {
-        sinkhorn_alone(c, n, hc_eps, iterations);
+        return;
     }
+    if (i == 0) sinkhorn_alone(c, n, hc_eps, iterations);
     __syncthreads();
     if (i < n * n) comb[i] = c[i];
 }

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Checks a GPU against the processor: every op, then greedy texts, then streamed against resident runs, bit for bit.
 # usage: gpu-check.sh DS4 CUDA_OPS OUT [MODEL]   (two programs, a folder for results, models/ds41-mini.gguf unless named)
-# SEED=N draws other inputs of the ops; PARTS="ops texts v4" runs some of the parts only.
+# SEED=N draws other inputs of the ops; PARTS="ops texts sums v4" runs some of the parts only. Part sums makes a model with DS4-gguf.
 set -euo pipefail
 ds4=$1 ops=$2 out=$3 model=${4:-models/ds41-mini.gguf}
-parts=" ${PARTS:-ops texts v4} "
+parts=" ${PARTS:-ops texts sums v4} "
 mkdir -p "$out"
 failed=0
 
@@ -64,6 +64,25 @@ sys.exit(host != 0)
 PY
 }
 
+# alike WHAT CPU GPU: whether two runs' texts are the same, or differ first where the processor's choice is a near tie
+alike() {
+  if cmp -s "$2.txt" "$3.txt"; then
+    echo "$1: the same ($(wc -c <"$2.txt") bytes)"
+    return
+  fi
+  echo "$1: DIFFERS"
+  python3 - "$2.json" "$3.json" <<'PY' || failed=1
+import json, sys
+cpu, gpu = (json.load(open(p)) for p in sys.argv[1:])
+cpu, gpu = (d["tokens"] if isinstance(d, dict) else d for d in (cpu, gpu))
+for n, (a, b) in enumerate(zip(cpu, gpu)):
+    if a["id"] != b["id"]:
+        top = sorted((t["logprob"] for t in a["top"]), reverse=True)
+        print(f"  token {n}: cpu {a['id']}, gpu {b['id']}, margin of the cpu's choice {top[0] - top[1]:.2e}")
+        sys.exit(0 if top[0] - top[1] < 1e-3 else 1)
+PY
+}
+
 if has ops; then
   "$ops" --seed "${SEED:-1}" | tee "$out/ops.txt" || failed=1
 fi
@@ -75,27 +94,37 @@ if has texts; then
     for backend in cpu cuda; do
       quiet "$out/$backend-$i" "$ds4" -m "$model" -n 48 -p "${prompts[$i]}" --backend $backend --dump-logprobs "$out/$backend-$i.json" || true
     done
-    if cmp -s "$out/cpu-$i.txt" "$out/cuda-$i.txt"; then
-      echo "text $i: the same ($(wc -c <"$out/cpu-$i.txt") bytes)"
-    else
-      echo "text $i: DIFFERS"
-      python3 - "$out/cpu-$i.json" "$out/cuda-$i.json" <<'PY' || failed=1
-import json, sys
-cpu, gpu = (json.load(open(p)) for p in sys.argv[1:])
-cpu, gpu = (d["tokens"] if isinstance(d, dict) else d for d in (cpu, gpu))
-for n, (a, b) in enumerate(zip(cpu, gpu)):
-    if a["id"] != b["id"]:
-        top = sorted((t["logprob"] for t in a["top"]), reverse=True)
-        print(f"  token {n}: cpu {a['id']}, gpu {b['id']}, margin of the cpu's choice {top[0] - top[1]:.2e}")
-        sys.exit(0 if top[0] - top[1] < 1e-3 else 1)
-PY
-    fi
+    alike "text $i" "$out/cpu-$i" "$out/cuda-$i"
   done
   twin=(-m "$model" -n 48 -p "${prompts[0]}")
-  streamed mini 40:24 60:24 400:60 -- "${twin[@]}"
+  streamed mini 40:24 60:24 400:60 -- "${twin[@]}" --gpu-sums exact
   quiet "$out/cpu" "$ds4" "${twin[@]}" --backend cpu --dump-logits "$out/cpu.safetensors" &&
     same "mini, GPU and processor" "$out/resident.safetensors" "$out/cpu.safetensors"
   grep -hE "t/s|launches" "$out/cuda-0.log" "$out/cpu-0.log" || true
+fi
+
+# Both orders of sums, on a small model of random weights whose heads are as wide as the published one's: chunks of any width and tiers of any split
+# have the same bits with either, those of the processor with exact ones.
+if has sums; then
+  wide=$out/wide.gguf
+  quiet "$out/wide" "$ds4-gguf" synth --shape small --dim head_dim=512 --dim num_attention_heads=64 --dim sliding_window=128 \
+    --dim index_topk=128 --force -o "$wide" || true
+  python3 -c 'print([(7 * i * i + 3 * i + 11) % 61 for i in range(400)])' >"$out/tokens.json"
+  twin=(-m "$wide" --tokens-file "$out/tokens.json" -n 24 -c 512)
+  quiet "$out/wide-cpu" "$ds4" "${twin[@]}" --backend cpu --dump-logits "$out/cpu.safetensors" --dump-logprobs "$out/wide-cpu.json" || true
+  for sums in exact fast; do
+    streamed "wide, $sums sums," 20:16 -- "${twin[@]}" --gpu-sums $sums
+    for chunk in 1 7 64; do
+      log="$out/wide-$sums-$chunk"
+      quiet "$log" "$ds4" "${twin[@]}" --backend cuda --gpu-sums $sums --prefill-chunk $chunk --dump-logits "$out/chunk.safetensors" \
+        --dump-logprobs "$log.json" || continue
+      same "wide, $sums sums, chunks of $chunk and whole" "$out/resident.safetensors" "$out/chunk.safetensors"
+      grep -hoE "[0-9]+ of [0-9]+ attentions.*" "$log.log" || failed=1
+    done
+    [ $sums = fast ] || same "wide, GPU and processor" "$out/cpu.safetensors" "$out/resident.safetensors"
+    alike "wide, $sums sums, text" "$out/wide-cpu" "$out/wide-$sums-64"
+  done
+  rm -f "$wide"
 fi
 
 # DeepSeek V4: windows, both kinds of compressors, indexers, experts by token id; two sizes of experts in c.
@@ -110,12 +139,14 @@ if has v4; then
       [ $mode = fast ] || twin+=(--quality)
       for chunk in 1 64; do
         for backend in cpu cuda; do
-          quiet "$out/$name-$mode-$backend-$chunk" "$ds4" "${twin[@]}" --backend $backend --prefill-chunk $chunk \
+          on=(--backend $backend --prefill-chunk $chunk)
+          [ $backend = cpu ] || on+=(--gpu-sums exact)
+          quiet "$out/$name-$mode-$backend-$chunk" "$ds4" "${twin[@]}" "${on[@]}" \
             --dump-logits "$out/$backend.safetensors" || true
         done
         same "$name $mode, chunks of $chunk, GPU and processor" "$out/cpu.safetensors" "$out/cuda.safetensors"
       done
-      streamed "$name-$mode" "${slots[@]}" -- "${twin[@]}"
+      streamed "$name-$mode" "${slots[@]}" -- "${twin[@]}" --gpu-sums exact
       quiet "$out/$name-$mode-cpu" "$ds4" "${twin[@]}" --backend cpu --dump-logits "$out/cpu.safetensors" &&
         same "$name $mode, GPU and processor" "$out/cpu.safetensors" "$out/resident.safetensors"
     done

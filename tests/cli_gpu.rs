@@ -41,12 +41,17 @@ fn build() -> Option<[PathBuf; 2]> {
 
 /// `ds4 -m b.gguf` with `args` on the stub, which goes wrong as `faults` say; `None` without one.
 fn on_stub(faults: &[(&str, &str)], args: &[&str]) -> Option<Command> {
+    on_stub_with(b(), faults, args)
+}
+
+/// The same with another model.
+fn on_stub_with(model: &Path, faults: &[(&str, &str)], args: &[&str]) -> Option<Command> {
     let [cuda, nvrtc] = stubs()?;
     let mut command = command();
     let path = std::env::join_paths([cuda, nvrtc]).unwrap();
     // Kernels that the stub "compiles" must not be found by a real driver.
     command.env("LD_LIBRARY_PATH", path).env("XDG_CACHE_HOME", folder().join("stub-kernels"));
-    command.envs(faults.iter().copied()).arg("-m").arg(b()).args(args);
+    command.envs(faults.iter().copied()).arg("-m").arg(model).args(args);
     Some(command)
 }
 
@@ -188,6 +193,37 @@ fn a_gpu_in_the_hosts_memory_has_one_cache() {
         Some((25, 12)),
         "given sizes are kept"
     );
+}
+
+#[test]
+fn attention_runs_on_tensor_cores_unless_sums_are_exact() {
+    let place = scratch("gpu-sums");
+    let model = place.join("wide.gguf");
+    let mut synth = Command::new(env!("CARGO_BIN_EXE_ds4-gguf"));
+    synth.args(["synth", "--shape", "small", "--dim", "head_dim=512", "--dim", "num_attention_heads=16", "-o"]);
+    assert!(synth.arg(&model).output().unwrap().status.success());
+    // Attentions, and those on tensor cores.
+    let counts = |name: &str, model: &Path, more: &[&str]| {
+        let path = place.join(format!("{name}.json"));
+        let mut command = on_stub_with(model, &[], &ASK)?;
+        command.args(["--no-graph", "--stats-json", path.to_str().unwrap()]).args(more);
+        let ran = finish(&mut command);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let gpu = &json(&path)["gpu"];
+        let [all, on_tensor_cores] = ["attentions", "tensor_attentions"].map(|name| gpu[name].as_u64().unwrap());
+        let sums = gpu["sums"].as_str().unwrap().to_owned();
+        let told = format!("{on_tensor_cores} of {all} attentions on tensor cores (sums: {sums})");
+        assert!(ran.stderr.contains(&told), "{}", ran.stderr);
+        Some((all, on_tensor_cores, sums))
+    };
+    let Some((all, on_tensor_cores, sums)) = counts("default", &model, &[]) else { return };
+    assert_eq!((on_tensor_cores, sums.as_str()), (all, "fast"));
+    assert!(all > 0);
+    assert_eq!(counts("exact", &model, &["--gpu-sums", "exact"]), Some((all, 0, "exact".into())));
+    // Rows of more bits, and heads of another width.
+    assert_eq!(counts("unrounded", &model, &["--kv-exact"]), Some((all, 0, "fast".into())));
+    let (_, narrow, _) = counts("narrow", b(), &["--gpu-sums", "fast"]).unwrap();
+    assert_eq!(narrow, 0);
 }
 
 #[test]

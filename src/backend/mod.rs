@@ -67,7 +67,7 @@ impl From<Vec<u8>> for SharedBytes {
 }
 
 /// A device: memory, resident matrices and ops. Ops read and write device buffers only; `upload` and `download` are the
-/// only doors to host memory. Every op is in order: it sees what the ops before it wrote.
+/// only doors to host memory. Every op is in order: it sees what the ops before it wrote, but for those that went [`Backend::aside`].
 ///
 /// Contract of all ops: buffers are at least as long as the shapes in the argument struct say (a shorter one is a bug
 /// of the caller and panics); sums run in a fixed order, so a row's bits depend neither on the number of rows nor on
@@ -121,6 +121,19 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// The answer to [`Self::ask_ids`], whose `src` did not change since; waits for the ops before the question, not for later ones.
     fn take_ids(&self, src: &Self::Ids, dst: &mut [i32]) -> Result<(), BackendError> {
         self.download_ids(src, 0, dst)
+    }
+    /// Where what [`Self::aside`] queues next branches off: behind the ops so far.
+    fn fork(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+    /// Queues the ops of `f`, which need nothing of those since [`Self::fork`] and write nothing that these use: a device may run both at
+    /// once.
+    fn aside<E: From<BackendError>>(&self, f: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        f()
+    }
+    /// Ops from now on see what went aside.
+    fn join(&self) -> Result<(), BackendError> {
+        Ok(())
     }
     /// Writes `len` zeros from value `at` of `dst` on.
     fn clear(&self, dst: &mut Self::Buf, at: usize, len: usize) -> Result<(), BackendError>;

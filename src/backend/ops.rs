@@ -318,6 +318,19 @@ pub struct Attention<'a, B: Backend> {
     pub width: usize,
     pub first_pos: usize,
     pub scale: f32,
+    /// Whether all values of window and compressed rows are BF16 values, as rounding to FP8 and FP4 leaves them. A backend with [`Sums::Fast`]
+    /// computes with them as such, and would lose bits of others.
+    pub keys_are_bf16: bool,
+}
+
+/// In which order a backend adds where it has a choice. The processor has none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Sums {
+    /// As the processor: the same bits.
+    Exact,
+    /// As suits tensor cores: F32 products and sums in one fixed order of its own, no less exact.
+    #[default]
+    Fast,
 }
 
 /// `score = sqrt(softplus(logit))`; the bias takes part in the choice, not in the weights.

@@ -64,6 +64,9 @@ pub struct ModelArgs {
     /// The host looks up which experts a GPU needs, layer by layer, instead of the GPU (the same text, slower)
     #[arg(long)]
     pub no_graph: bool,
+    /// Order of a GPU's sums: fast uses tensor cores for attention, exact has the processor's bits, slower [default: fast]
+    #[arg(long, value_enum, value_name = "ORDER")]
+    pub gpu_sums: Option<SumsChoice>,
     /// Exact arithmetic: F32 activations instead of 8-bit blocks; slower
     #[arg(long)]
     pub quality: bool,
@@ -276,6 +279,13 @@ pub enum BackendChoice {
     Auto,
     Cpu,
     Cuda,
+}
+
+/// Orders of a GPU's sums.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SumsChoice {
+    Exact,
+    Fast,
 }
 
 /// Instruction sets of the CPU kernels.

@@ -7,7 +7,10 @@ use std::sync::Mutex;
 
 use crate::backend::cpu::matmul::Arithmetic;
 use crate::backend::cpu::simd::SimdLevel;
-use crate::cli::args::{BackendChoice, Cli, DirectFlag, IoChoice, LookaheadChoice, ProbeFlag, SimdChoice, SweepRows};
+use crate::backend::ops::Sums;
+use crate::cli::args::{
+    BackendChoice, Cli, DirectFlag, IoChoice, LookaheadChoice, ProbeFlag, SimdChoice, SumsChoice, SweepRows,
+};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::note;
 use crate::cli::progress::{Meter, Unit};
@@ -48,6 +51,9 @@ pub fn engine_options(cli: &Cli) -> Result<EngineOptions, CliError> {
     if device == DeviceChoice::Cpu && cli.model.no_graph {
         return Err(CliError::usage("--no-graph needs a GPU; drop it, or --cpu and --backend cpu"));
     }
+    if device == DeviceChoice::Cpu && cli.model.gpu_sums.is_some() {
+        return Err(CliError::usage("--gpu-sums needs a GPU; drop it, or --cpu and --backend cpu"));
+    }
     cache_policy::by_name(&streaming.cache_policy).map_err(|e| CliError::usage(format!("--cache-policy: {e}")))?;
     let used = streaming.simulate_used_memory.as_deref().map(parse_gigabytes).transpose();
     let simulated_used = used.map_err(|e| CliError::usage(format!("--simulate-used-memory: {e}")))?.unwrap_or_default();
@@ -68,6 +74,10 @@ pub fn engine_options(cli: &Cli) -> Result<EngineOptions, CliError> {
         gpu_device: cli.model.gpu_devices.map(usize::from),
         gpu_budget,
         finds_experts: !cli.model.no_graph,
+        gpu_sums: cli.model.gpu_sums.map(|sums| match sums {
+            SumsChoice::Exact => Sums::Exact,
+            SumsChoice::Fast => Sums::Fast,
+        }),
         simd: simd(cli.model.simd)?,
         chunk: cli.model.prefill_chunk.map(|n| n as usize),
         sweep: match cli.model.sweep_rows {

@@ -62,7 +62,7 @@ fn graphics(gpu: &GpuStats, tokens: u64, drive: u64) -> [String; 2] {
     let percent = |part: u64| 100.0 * part as f64 / uses.max(1) as f64;
     let done = format!(
         "{}: {} expert slots ({}), {} hits, {} misses, {} evictions, {} uploaded (experts at {:.1} GB/s), {} launches, {} graphs and {} waits a token, \
-         {} tokens that found their experts without the host",
+         {} tokens that found their experts without the host, {} of {} attentions on tensor cores (sums: {})",
         gpu.name,
         gpu.cache_slots,
         Bytes(gpu.cache_bytes),
@@ -74,7 +74,10 @@ fn graphics(gpu: &GpuStats, tokens: u64, drive: u64) -> [String; 2] {
         gpu.launches / tokens.max(1),
         gpu.graphs / tokens.max(1),
         gpu.waits / tokens.max(1),
-        gpu.found_rows
+        gpu.found_rows,
+        gpu.tensor_attentions,
+        gpu.attentions,
+        gpu.sums
     );
     let tiers = format!(
         "tiers: {:.1} % of {uses} experts in GPU memory, {:.1} % in host memory, {:.1} % read from the drive",
@@ -176,6 +179,9 @@ mod tests {
             expert_misses: 40,
             evictions: 33,
             found_rows: 9,
+            sums: "fast",
+            attentions: 40,
+            tensor_attentions: 30,
             launches: 1000,
             graphs: 70,
             waits: 50,
@@ -191,7 +197,8 @@ mod tests {
             done.starts_with("card: 7 expert slots (7.00 MiB), 60 hits, 40 misses, 33 evictions, 3.00 GiB"),
             "{done}"
         );
-        let end = "100 launches, 7 graphs and 5 waits a token, 9 tokens that found their experts without the host";
+        let end = "100 launches, 7 graphs and 5 waits a token, 9 tokens that found their experts without the host, \
+                   30 of 40 attentions on tensor cores (sums: fast)";
         assert!(done.ends_with(end), "{done}");
         assert_eq!(
             tiers,

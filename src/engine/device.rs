@@ -98,6 +98,9 @@ pub(super) fn choose(options: &EngineOptions) -> Result<Chosen, EngineError> {
         if !options.finds_experts {
             return Err(EngineError::NoGpuForRows { why: why() });
         }
+        if options.gpu_sums.is_some() {
+            return Err(EngineError::NoGpuForSums { why: why() });
+        }
     }
     Ok(chosen)
 }

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cuda::{self, CudaBackend, DeviceCounters, Registered};
+use crate::backend::ops::Sums;
 use crate::engine::EngineError;
 use crate::engine::device::{On, ReadGpu};
 use crate::engine::gpu_experts::{GpuExperts, slot_bytes};
@@ -46,7 +47,9 @@ pub(super) fn load(
     if needed > free {
         return Err(EngineError::GpuTooSmall { needed: Bytes(needed), free: Bytes(free), total: Bytes(total) });
     }
-    let backend = Arc::new(CudaBackend::new(Arc::clone(device), options.arithmetic));
+    let backend =
+        CudaBackend::new(Arc::clone(device), options.arithmetic).with_sums(options.gpu_sums.unwrap_or_default());
+    let backend = Arc::new(backend);
     let model = models::load(&FileMetadata(prepared.file.metadata()), Arc::clone(&backend), source)
         .map_err(|e| EngineError::from(e).inside(prepared.file.path()))?;
     // Host memory of the weights may be given back once they are on the device.
@@ -146,6 +149,7 @@ fn slots(
 fn read(backend: &CudaBackend, experts: &GpuExperts, loaded: &DeviceCounters) -> GpuStats {
     let (counts, device) = (experts.counts(), backend.device().counters());
     let (slots, bytes) = experts.size();
+    let (attentions, tensor_attentions) = backend.attention_counts();
     GpuStats {
         name: backend.device().properties().name.clone(),
         device: backend.device().properties().ordinal as u64,
@@ -156,6 +160,12 @@ fn read(backend: &CudaBackend, experts: &GpuExperts, loaded: &DeviceCounters) ->
         expert_misses: counts.misses,
         evictions: counts.evictions,
         found_rows: counts.found_rows,
+        sums: match backend.sums() {
+            Sums::Exact => "exact",
+            Sums::Fast => "fast",
+        },
+        attentions,
+        tensor_attentions,
         launches: device.launches,
         graphs: device.graphs,
         waits: device.waits,

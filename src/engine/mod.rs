@@ -142,6 +142,8 @@ pub enum EngineError {
     NoGpu { reason: String },
     #[error("--no-graph needs a GPU: {why}; drop the flag")]
     NoGpuForRows { why: String },
+    #[error("--gpu-sums needs a GPU: {why}; drop the flag")]
+    NoGpuForSums { why: String },
     #[error("--gpu-cache needs a GPU: {why}; drop the flag")]
     NoGpuForCache { why: String },
     #[error(

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::backend::cpu::matmul::Arithmetic;
 use crate::backend::cpu::simd::SimdLevel;
+use crate::backend::ops::Sums;
 use crate::storage::probe::{Memory, ProbeChoice};
 use crate::storage::reader::{DirectChoice, Reader, ReaderChoice};
 use crate::units::{Budget, Bytes};
@@ -111,6 +112,8 @@ pub struct EngineOptions {
     pub gpu_budget: Option<Budget>,
     /// Let a GPU find the experts of a token by itself.
     pub finds_experts: bool,
+    /// The order of a GPU's sums; `None` for the default.
+    pub gpu_sums: Option<Sums>,
     /// Instruction set; `None` for the best of this machine.
     pub simd: Option<SimdLevel>,
     /// Rows computed together in prefill; `None` for the default.
@@ -164,6 +167,7 @@ impl EngineOptions {
             gpu_device: None,
             gpu_budget: None,
             finds_experts: true,
+            gpu_sums: None,
             simd: None,
             chunk: None,
             sweep: None,

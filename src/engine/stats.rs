@@ -67,6 +67,11 @@ pub struct GpuStats {
     pub evictions: u64,
     /// Tokens whose experts the GPU found by itself: the host was asked only for those that were absent.
     pub found_rows: u64,
+    /// The order of sums where there is a choice: exact (the processor's) or fast.
+    pub sums: &'static str,
+    /// Attentions, and those on tensor cores: with exact sums, and with rows of shapes or number formats that these kernels do not take, none.
+    pub attentions: u64,
+    pub tensor_attentions: u64,
     /// Kernels started.
     pub launches: u64,
     /// Graphs started, of kernels that the GPU runs one after another.

@@ -10,9 +10,10 @@ use ds4::backend::cpu::CpuBackend;
 use ds4::backend::cpu::matmul::Arithmetic;
 use ds4::backend::cpu::simd::SimdLevel;
 use ds4::backend::cuda::{CudaBackend, Device, OpenError};
+use ds4::backend::ops::Sums;
 
 use crate::kernels_common::Rng;
-use crate::{ends, grids, products, rows, selection, slots, swept};
+use crate::{attending, beside, ends, grids, products, rows, selection, slots, swept};
 
 /// Repetitions of an op under the clock.
 pub struct Clock {
@@ -21,6 +22,11 @@ pub struct Clock {
 }
 
 impl Clock {
+    /// One that takes no time.
+    pub fn stopped() -> Self {
+        Self { repeat: 0, seconds: 0.0 }
+    }
+
     /// Times `op` queued `repeat` times; `wait` returns when the device is idle.
     pub fn time(&mut self, mut op: impl FnMut(usize), wait: impl Fn()) {
         if self.repeat == 0 {
@@ -46,6 +52,10 @@ pub trait Case {
     fn arithmetic(&self) -> Arithmetic {
         Arithmetic::Quality
     }
+    /// The order of the GPU's sums.
+    fn sums(&self) -> Sums {
+        Sums::Exact
+    }
     /// Outputs of the op on `b`.
     fn run<B: Backend>(&self, b: &B, clock: &mut Clock) -> Vec<Vec<f32>>;
 }
@@ -58,7 +68,8 @@ pub struct Rig {
     /// Cases that move more are left out: for tools that slow everything down.
     bytes_max: usize,
     cpu: [CpuBackend; 2],
-    gpu: Option<[CudaBackend; 2]>,
+    /// As `cpu`, then with fast sums.
+    gpu: Option<[CudaBackend; 3]>,
     /// Ops that had a case.
     seen: Vec<&'static str>,
     failures: usize,
@@ -72,6 +83,13 @@ impl Rig {
         let is_wanted = self.only.as_deref().is_none_or(|o| o == what);
         let gpu = self.gpu.as_ref().filter(|_| is_wanted)?;
         Some((&mut self.rng, &self.cpu[1], &gpu[1]))
+    }
+
+    /// The backend with fast sums, where there is a GPU and `what` is not left out.
+    pub fn fast_sums(&mut self, what: &str) -> Option<(&mut Rng, &CudaBackend)> {
+        let is_wanted = self.only.as_deref().is_none_or(|o| o == what);
+        let gpu = self.gpu.as_ref().filter(|_| is_wanted)?;
+        Some((&mut self.rng, &gpu[2]))
     }
 
     /// Counts and prints something that is no op of the trait.
@@ -89,9 +107,10 @@ impl Rig {
             return;
         };
         let mode = usize::from(case.arithmetic() == Arithmetic::Fast);
-        let want = case.run(&self.cpu[mode], &mut Clock { repeat: 0, seconds: 0.0 });
+        let want = case.run(&self.cpu[mode], &mut Clock::stopped());
         let mut clock = Clock { repeat: self.repeat, seconds: 0.0 };
-        let got = case.run(&gpu[mode], &mut clock);
+        let of = if case.sums() == Sums::Fast { 2 } else { mode };
+        let got = case.run(&gpu[of], &mut clock);
         assert_eq!(want.len(), got.len());
         let (error, worst) = errors(&want, &got);
         let equal = want.iter().zip(&got).all(|(a, b)| a.iter().zip(b).all(|(x, y)| x.to_bits() == y.to_bits()));
@@ -214,13 +233,17 @@ pub fn run_all() -> Result<(), String> {
         only: argument("--only"),
         bytes_max: number("--bytes-max", u64::MAX)? as usize,
         cpu: [cpu(Arithmetic::Quality)?, cpu(Arithmetic::Fast)?],
-        gpu: device.map(|d| [Arithmetic::Quality, Arithmetic::Fast].map(|m| CudaBackend::new(Arc::clone(&d), m))),
+        gpu: device.map(|d| {
+            let [quality, fast, free] = [Arithmetic::Quality, Arithmetic::Fast, Arithmetic::Quality]
+                .map(|m| CudaBackend::new(Arc::clone(&d), m));
+            [quality, fast, free.with_sums(Sums::Fast)]
+        }),
         seen: Vec::new(),
         failures: 0,
         differing: 0,
         cases: 0,
     };
-    if let Some([_, gpu]) = &rig.gpu {
+    if let Some([_, gpu, _]) = &rig.gpu {
         println!(
             "device copy: {:.0} GB/s read and written; pageable upload: {:.1} GB/s",
             copy_rate(gpu),
@@ -228,7 +251,9 @@ pub fn run_all() -> Result<(), String> {
         );
         println!("{:<17} {:<42} {:>9} {:>8} {:>9} {:>8}", "op", "shape", "NMSE", "limit", "us", "GB/s");
     }
+    beside::check(&mut rig);
     rows::cases(&mut rig);
+    attending::cases(&mut rig);
     selection::cases(&mut rig);
     ends::cases(&mut rig);
     products::cases(&mut rig);

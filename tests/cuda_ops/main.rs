@@ -5,6 +5,10 @@
 //! `cuda_ops [--seed N] [--repeat N] [--only OP] [--bytes-max N] [--text]`; `--text` compiles the kernels with NVRTC.
 
 #[cfg(feature = "cuda")]
+mod attending;
+#[cfg(feature = "cuda")]
+mod beside;
+#[cfg(feature = "cuda")]
 mod case;
 #[cfg(feature = "cuda")]
 mod ends;

@@ -265,6 +265,8 @@ pub fn cases(rig: &mut Rig) {
     rig.product(QuantType::F32, (24, 20480), 1, 1, Fast);
     rig.product(QuantType::F32, (384, 5120), 1, 1, Fast);
     rig.product(QuantType::BF16, (384, 5120), 1, 1, Fast);
+    // Engram: outputs enough for a tile, whose kernel a single row does not take.
+    rig.product(QuantType::F16, (25600, 6144), 1, 1, Fast);
     for ty in [
         QuantType::Q8_0,
         QuantType::Q6_K,

@@ -1,40 +1,10 @@
-//! Cases of attention, of the choice of compressed rows and of the router.
+//! Cases of the choice of compressed rows and of the router.
 //! Never leaves ties out: scores are drawn from few values where the order among equals matters.
 
 use ds4::backend::{Backend, ops};
 
 use crate::case::{Case, Clock, Rig};
 use crate::rows::{case, down, down_ids, up, up_ids, wait};
-
-case!(Attend, "attention", 1e-13, |c, b, clock| {
-    let (rows, heads, width, slots, window_len, k, first_pos) =
-        (c.n[0], c.n[1], c.n[2], c.n[3], c.n[4], c.n[5], c.n[6]);
-    let [q, window, compressed, sinks] = [0, 1, 2, 3].map(|i| up(b, &c.v[i]));
-    let picks: Vec<i32> = c.v[4].iter().map(|v| *v as i32).collect();
-    let selected = up_ids(b, &picks);
-    let mut out = up(b, &vec![f32::NAN; rows * heads * width]);
-    let op = |out: &mut B::Buf| {
-        let compressed = (k > 0).then_some(ops::Compressed { rows: &compressed, selected: &selected, k });
-        let op = ops::Attention {
-            q: &q,
-            window: &window,
-            window_slots: slots,
-            window_len,
-            compressed,
-            sinks: &sinks,
-            rows,
-            heads,
-            width,
-            first_pos,
-            scale: 1.0 / (width as f32).sqrt(),
-        };
-        b.attention(op, out).unwrap();
-    };
-    op(&mut out);
-    let result = down(b, &out);
-    clock.time(|_| op(&mut out), || wait(b, &sinks));
-    vec![result]
-});
 
 case!(Scores, "index_scores", 0.0, |c, b, clock| {
     let (first, rows, heads, width, first_pos, ratio, stride) =
@@ -150,42 +120,6 @@ fn tied(rig: &mut Rig, count: usize) -> Vec<f32> {
     (0..count).map(|_| values[(rig.rng.next() % values.len() as u64) as usize]).collect()
 }
 
-fn attentions(rig: &mut Rig) {
-    let shapes = [
-        (1, 64, 512, 640, 128, 512, 5000),
-        (1, 64, 512, 640, 128, 0, 5000),
-        (1, 64, 512, 640, 128, 512, 3),
-        (5, 4, 64, 24, 16, 8, 13),
-        (3, 2, 20, 9, 4, 0, 0),
-        (15, 64, 512, 640, 128, 512, 1000),
-        (16, 64, 512, 640, 128, 512, 1000),
-        (17, 64, 512, 640, 128, 512, 0),
-        (33, 32, 512, 200, 100, 0, 40),
-        (70, 64, 512, 640, 128, 512, 600),
-    ];
-    for (rows, heads, width, slots, window, k, first_pos) in shapes {
-        let groups: usize = 700;
-        let mut picks = Vec::new();
-        for r in 0..rows {
-            let known = (first_pos + r + 1).min(groups).min(k) * usize::from(r != 1 || rows == 1);
-            let step = groups.checked_div(known).unwrap_or(1);
-            picks.extend((0..k).map(|i| if i < known { (i * step) as f32 } else { -1.0 }));
-        }
-        let r = &mut rig.rng;
-        let v = vec![
-            r.normals(rows * heads * width),
-            r.normals(slots * width),
-            r.normals(groups * width),
-            r.normals(heads),
-            picks,
-        ];
-        let shape = format!("{rows}x{heads}x{width}, {window}+{k} at {first_pos}");
-        // Each key once a row.
-        let bytes = 4 * width * rows * (2 * heads + window.min(first_pos + 1) + k.min(first_pos + 1));
-        rig.check(&Attend { shape, bytes, n: vec![rows, heads, width, slots, window, k, first_pos], v });
-    }
-}
-
 fn choices(rig: &mut Rig) {
     for (first, rows, heads, width, first_pos, ratio) in [
         (0, 1, 32, 128, 8000, 2),
@@ -255,7 +189,6 @@ fn choices(rig: &mut Rig) {
 }
 
 pub fn cases(rig: &mut Rig) {
-    attentions(rig);
     choices(rig);
     for (rows, experts, k, normalise) in [(1, 384, 6, 1), (9, 384, 6, 1), (3, 5, 5, 0), (64, 128, 3, 1)] {
         let v = vec![rig.rng.normals(rows * experts), rig.rng.normals(experts).iter().map(|v| v * 0.1).collect()];

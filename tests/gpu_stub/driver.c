@@ -46,9 +46,9 @@ int cuDeviceGetName(char *name, int room, int device) {
 }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
     (void)device;
-    /* Capability 9.0, 132 multiprocessors and memory of its own, if the environment does not say otherwise. */
+    /* Capability 9.0, 132 multiprocessors, 227 KiB of shared memory a block and memory of its own, if the environment does not say otherwise. */
     long capability = told("STUB_CAPABILITY", 90);
-    *value = attribute == 75 ? (int)capability / 10 : attribute == 76 ? (int)capability % 10 : attribute == 18 ? (int)told("STUB_INTEGRATED", 0) : attribute == 16 ? 132 : 1;
+    *value = attribute == 75 ? (int)capability / 10 : attribute == 76 ? (int)capability % 10 : attribute == 18 ? (int)told("STUB_INTEGRATED", 0) : attribute == 16 ? 132 : attribute == 97 ? 227 << 10 : 1;
     return 0;
 }
 int cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; *bytes = (size_t)8 << 30; return 0; }

@@ -17,6 +17,7 @@ use super::awaiting::{Awaiting, BOUNCE};
 use super::faults::{self, Version};
 use super::modules::{LoadError, Modules};
 use super::segments::Recorded;
+use super::sides::{Side, Sides};
 use super::timeline::Timeline;
 use crate::backend::BackendError;
 use crate::obs::spans::{self, Detail, Row};
@@ -125,6 +126,8 @@ pub struct Device {
     /// Uploads that kernels need not wait for before they are used.
     uploads: Arc<CudaStream>,
     arranging: Arc<CudaStream>,
+    /// Where ops go while they are recorded.
+    pub(super) sides: Sides,
     bounce: Bounce,
     pub(super) awaiting: Awaiting,
     context: Arc<CudaContext>,
@@ -134,8 +137,6 @@ pub struct Device {
     recent: Mutex<([&'static str; RECENT], usize)>,
     /// The first error after which this process cannot use the device any more.
     lost: OnceLock<String>,
-    /// While ops are recorded: what they are so far, in one number, and whether the last one was a kernel.
-    recording: Mutex<Option<(u64, bool)>>,
 }
 
 pub(super) fn text(error: DriverError) -> String {
@@ -169,6 +170,7 @@ impl Device {
         let stream = context.new_stream().map_err(refused)?;
         let uploads = context.new_stream().map_err(refused)?;
         let arranging = context.new_stream().map_err(refused)?;
+        let sides = Sides::new(&context, &stream).map_err(refused)?;
         // SAFETY: a plain allocation, given back once, when the device is dropped.
         let bounce = unsafe { result::malloc_host(BOUNCE, 0) }.map_err(refused)?;
         let bounce = Bounce { start: bounce.expose_provenance() };
@@ -186,6 +188,7 @@ impl Device {
             stream,
             uploads,
             arranging,
+            sides,
             bounce,
             awaiting,
             context,
@@ -193,7 +196,6 @@ impl Device {
             counts,
             recent,
             lost,
-            recording: Mutex::new(None),
         })
     }
 
@@ -243,7 +245,7 @@ impl Device {
     }
 
     pub(super) fn raw_stream(&self) -> sys::CUstream {
-        self.stream.cu_stream()
+        self.sides.ops().cu_stream()
     }
 
     pub(super) fn uploads(&self) -> &CudaStream {
@@ -252,7 +254,7 @@ impl Device {
 
     fn lane(&self, lane: Lane) -> &CudaStream {
         match lane {
-            Lane::Ops => &self.stream,
+            Lane::Ops => self.sides.ops(),
             Lane::Arranging => &self.arranging,
         }
     }
@@ -264,30 +266,29 @@ impl Device {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream lives as long as `self`.
         self.check("recording", unsafe { result::stream::begin_capture(self.raw_stream(), mode) })?;
-        *self.recording.lock() = Some((0, false));
+        self.sides.begin();
         Ok(())
     }
 
     /// What was recorded.
     pub(super) fn end_recording(&self) -> Result<Recorded, BackendError> {
         self.bind()?;
-        let kind = self.recording.lock().take();
+        let joined = self.join(Side::Coefficients).and_then(|()| self.join(Side::Ops));
+        let kind = self.sides.end();
         // SAFETY: the stream lives as long as `self`.
         let graph = self.check("recording", unsafe { result::stream::end_capture(self.raw_stream()) })?;
-        Ok(Recorded::new(graph, kind.map_or(0, |(kind, _)| kind)))
+        joined?;
+        Ok(Recorded::new(graph, kind))
     }
 
     /// Whether ops are being recorded.
     pub(super) fn is_recording(&self) -> bool {
-        self.recording.lock().is_some()
+        self.sides.is_recording()
     }
 
     /// An op called `what` is queued. Returns whether it may follow a kernel before that has quite ended: in a graph only what is behind a kernel.
     fn note(&self, what: &'static str, is_kernel: bool) -> bool {
-        let Some((kind, is_behind_kernel)) = &mut *self.recording.lock() else { return true };
-        // Names are static: their addresses tell them apart.
-        *kind = (kind.rotate_left(5) ^ what.as_ptr() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        std::mem::replace(is_behind_kernel, is_kernel)
+        self.sides.note(what, is_kernel)
     }
 
     /// Starts a graph called `what` behind the ops so far.

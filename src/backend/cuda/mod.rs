@@ -14,6 +14,7 @@ mod launch;
 mod memory;
 mod modules;
 mod segments;
+mod sides;
 mod slot_table;
 mod timeline;
 
@@ -30,21 +31,28 @@ pub use modules::LoadError;
 pub use slot_table::{CHANGES_MAX, ExpertShape, Room, SlotPass, SlotTable, Told};
 
 use crate::backend::cpu::matmul::Arithmetic;
-use crate::backend::{Backend, BackendError, SharedBytes, ops};
+use crate::backend::ops::{self, Sums};
+use crate::backend::{Backend, BackendError, SharedBytes};
 use crate::quant::QuantType;
 use answer::Answer;
+use launch::attention_mma::Scores;
 use launch::matmul::Rounded;
 use launch::meeting::Meeting;
 use memory::{Bytes, Stager};
+use sides::Side;
 
 /// Ops on a GPU.
 pub struct CudaBackend {
     // Dropped before the device that they are memory of.
     rounded: Rounded,
+    /// Of ops that run beside others.
+    rounded_beside: Rounded,
+    scores: Scores,
     meeting: Meeting,
     stager: Stager,
     answer: Answer,
     arithmetic: Arithmetic,
+    sums: Sums,
     device: Arc<Device>,
 }
 
@@ -70,17 +78,41 @@ impl CudaBackend {
     pub fn new(device: Arc<Device>, arithmetic: Arithmetic) -> Self {
         Self {
             rounded: Rounded::new(),
+            rounded_beside: Rounded::new(),
+            scores: Scores::new(),
             meeting: Meeting::new(),
             stager: Stager::new(),
             answer: Answer::new(),
             arithmetic,
+            sums: Sums::Exact,
             device,
         }
+    }
+
+    /// The same with this order of sums; that of the processor otherwise.
+    #[must_use]
+    pub fn with_sums(self, sums: Sums) -> Self {
+        Self { sums, ..self }
+    }
+
+    /// In which order sums are made where there is a choice.
+    pub fn sums(&self) -> Sums {
+        self.sums
+    }
+
+    /// Attentions so far, and how many of them ran on tensor cores.
+    pub fn attention_counts(&self) -> (u64, u64) {
+        self.scores.counts()
     }
 
     /// The device.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Where ops that are queued now round activations.
+    fn rounded(&self) -> &Rounded {
+        if self.device.is_beside() { &self.rounded_beside } else { &self.rounded }
     }
 
     /// How activations enter products.
@@ -240,6 +272,18 @@ impl Backend for CudaBackend {
         self.answer.take(&self.device, dst)
     }
 
+    fn fork(&self) -> Result<(), BackendError> {
+        self.device.fork(Side::Ops)
+    }
+
+    fn aside<E: From<BackendError>>(&self, f: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        self.device.beside(Side::Ops, f)
+    }
+
+    fn join(&self) -> Result<(), BackendError> {
+        self.device.join(Side::Ops)
+    }
+
     fn clear(&self, dst: &mut CudaBuf, at: usize, len: usize) -> Result<(), BackendError> {
         self.device.zero(dst.bytes.at + part(dst.len, at, len), 4 * len)
     }
@@ -273,7 +317,7 @@ impl Backend for CudaBackend {
     }
 
     fn matmul(&self, op: ops::Matmul<'_, '_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
-        launch::matmul::matmul(&self.device, &self.rounded, self.arithmetic, op, out)
+        launch::matmul::matmul(&self.device, self.rounded(), self.arithmetic, op, out)
     }
 
     fn matmul_pair(
@@ -282,7 +326,7 @@ impl Backend for CudaBackend {
         out_a: &mut CudaBuf,
         out_b: &mut CudaBuf,
     ) -> Result<(), BackendError> {
-        launch::matmul::matmul_pair(&self.device, &self.rounded, self.arithmetic, op, (out_a, out_b))
+        launch::matmul::matmul_pair(&self.device, self.rounded(), self.arithmetic, op, (out_a, out_b))
     }
 
     fn rms_norm(&self, op: ops::RmsNorm<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
@@ -345,7 +389,7 @@ impl Backend for CudaBackend {
     }
 
     fn attention(&self, op: ops::Attention<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {
-        launch::attention::attention(&self.device, op, out)
+        launch::attention::attention(&self.device, (self.sums, &self.scores), op, out)
     }
 
     fn route(&self, op: ops::Route<'_, Self>, ids: &mut CudaIds, weights: &mut CudaBuf) -> Result<(), BackendError> {
@@ -375,7 +419,7 @@ impl Backend for CudaBackend {
     ) -> Result<(), BackendError> {
         // Kernels exist where they pay: 8-bit activations on quantised experts.
         if launch::experts_row::is_fused(self.arithmetic, &op) {
-            return launch::experts_row::experts_row(&self.device, &self.rounded, op, out);
+            return launch::experts_row::experts_row(&self.device, self.rounded(), op, out);
         }
         crate::backend::cpu::experts_row::experts_row(self, op, out)
     }

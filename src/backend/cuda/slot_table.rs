@@ -114,7 +114,10 @@ impl SlotTable {
     pub fn begin<'a>(&'a self, backend: &'a CudaBackend, room: Room) -> Result<SlotPass<'a>, BackendError> {
         let Room { hidden, width, k, is_registered } = room;
         backend.rounded.reserve(&self.device, (hidden.max(k * width), k * width))?;
+        // Aside are products of a row of the model's width and of an expert's.
+        backend.rounded_beside.reserve(&self.device, (hidden.max(width), 0))?;
         backend.stager.reserve(&self.device, is_registered)?;
+        backend.scores.reserve(&self.device)?;
         self.device.begin_awaiting()?;
         self.times.begin(&self.device)?;
         // Relaxed: a pass runs on one thread.

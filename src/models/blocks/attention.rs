@@ -11,12 +11,13 @@ use crate::backend::{Backend, BackendError};
 use crate::models::probe::Point;
 
 impl<B: Backend, A: Architecture<B>> Ctx<'_, B, A> {
-    /// `out = [rows, heads, head_dim]`: attention of the queries `q` of `layer` over the window and the selected compressed rows, rotated back.
+    /// `out = [rows, heads, head_dim]`: attention of the queries `q` of `layer` over the window, with whether its rows and the compressed ones are
+    /// BF16 values, and the selected compressed rows, rotated back.
     pub fn attend(
         &self,
         layer: usize,
         q: &B::Buf,
-        window: &Ring<B>,
+        (window, keys_are_bf16): (&Ring<B>, bool),
         compressed: Option<ops::Compressed<'_, B>>,
         out: &mut B::Buf,
     ) -> Result<(), BackendError> {
@@ -33,6 +34,7 @@ impl<B: Backend, A: Architecture<B>> Ctx<'_, B, A> {
             width: c.head_dim,
             first_pos: self.first_pos,
             scale: 1.0 / (c.head_dim as f32).sqrt(),
+            keys_are_bf16,
         };
         self.backend.attention(op, out)?;
         let back = ops::Rope { inverse: true, ..self.rope(layer, c.heads, c.head_dim) };
@@ -62,6 +64,8 @@ impl<B: Backend, A: Architecture<B>> Pass<'_, B, A> {
         let weights = &ctx.layer(layer).attention;
         let (a, b) = (ctx.backend.view(&weights.q_a), ctx.backend.view(&weights.kv));
         ctx.backend.matmul_pair(ops::MatmulPair { a, b, x: &w.x, rows: ctx.rows }, &mut w.q_raw, &mut w.kv_raw)?;
+        // From here on queries and cache rows need nothing of each other.
+        ctx.backend.fork()?;
         let width = ctx.config.q_rank;
         ctx.norm(&w.q_raw, &weights.q_a_norm, (ctx.rows, width), &mut w.q_latent)?;
         self.show(Point::QueryLatent, layer, width, |w, _| &w.q_latent)

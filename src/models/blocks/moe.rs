@@ -227,13 +227,14 @@ impl<B: Backend> Moe<'_, B> {
 
     /// As [`Self::row`], with experts that the device finds by itself: everything is queued, nothing is waited for.
     pub fn row_found(&mut self, found: &mut dyn RowExperts<B>) -> Result<(), ModelError> {
-        let (layer, k, limit) = (LayerIdx(self.layer as u16), self.sizes.k, self.rules.limit);
+        let (backend, layer, k, limit) = (self.backend, LayerIdx(self.layer as u16), self.sizes.k, self.rules.limit);
         let w = &mut *self.work;
         let (ids, weights, sorted) = (&w.router_ids, &w.router_weights, &mut w.expert_weights);
         found.chosen(RowChoice { layer, k, ids, weights, sorted })?;
-        // The host has this long to bring what is absent.
-        self.shared_expert()?;
+        // Beside everything since `Pass::enter_experts` has forked; the host has this long at least to bring what is absent.
+        backend.aside(|| self.shared_expert())?;
         found.products(RowProducts { layer, k, x: &*self.x, limit, outputs: &mut self.work.expert_out })?;
+        backend.join()?;
         Ok(self.combine_sorted()?)
     }
 

@@ -134,6 +134,8 @@ impl<'a, B: Backend, A: Architecture<B>> Pass<'a, B, A> {
         self.show(Point::MlpMixIn, layer, streams * hidden, |w, _| &w.streams)?;
         A::enter(self, &weights.hc_ffn, &weights.moe.norm)?;
         self.show(Point::MlpIn, layer, hidden, |w, _| &w.x)?;
+        // The router and the shared expert need nothing of each other.
+        self.ctx.backend.fork()?;
         let known = A::known_experts(weights, tokens);
         self.moe(layer).route(known.as_deref())?;
         Ok(known)

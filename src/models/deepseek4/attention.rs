@@ -8,10 +8,14 @@ use crate::backend::{Backend, BackendError, ops};
 impl<B: Backend> Pass<'_, B> {
     /// `y = attention(x)`.
     pub fn attention(&mut self, layer: usize) -> Result<(), BackendError> {
+        let backend = self.ctx.backend;
         self.project_input(layer)?;
+        backend.aside(|| {
+            self.keep_window(layer)?;
+            self.compress(layer)
+        })?;
         self.project_queries(layer)?;
-        self.keep_window(layer)?;
-        self.compress(layer)?;
+        backend.join()?;
         let selected = self.select(layer)?;
         self.attend(layer, selected)?;
         self.project_output(layer)
@@ -36,6 +40,7 @@ impl<B: Backend> Pass<'_, B> {
         let (ctx, w, state) = (self.ctx, &mut *self.work, &self.state.layers[layer]);
         let rows = state.compressed.as_ref().map(|compressed| &compressed.rows);
         let compressed = rows.map(|rows| ops::Compressed { rows, selected: &w.selected, k });
-        ctx.attend(layer, &w.q, &state.window, compressed, &mut w.heads_out)
+        // Rotated values of a row stay F32.
+        ctx.attend(layer, &w.q, (&state.window, false), compressed, &mut w.heads_out)
     }
 }

@@ -9,10 +9,14 @@ use crate::backend::{Backend, BackendError};
 impl<B: Backend> Pass<'_, B> {
     /// `y = attention(x)`.
     pub fn attention(&mut self, layer: usize) -> Result<(), BackendError> {
+        let backend = self.ctx.backend;
         self.project_input(layer)?;
+        backend.aside(|| {
+            self.keep_window(layer)?;
+            self.compress(layer)
+        })?;
         self.project_queries(layer)?;
-        self.keep_window(layer)?;
-        self.compress(layer)?;
+        backend.join()?;
         self.select(layer)?;
         self.attend(layer)?;
         self.project_output(layer)
@@ -39,6 +43,8 @@ impl<B: Backend> Pass<'_, B> {
             selected: &w.selected,
             k: c.index_top_k,
         });
-        ctx.attend(layer, &w.q, &state.windows[layer], compressed, &mut w.heads_out)
+        // FP8 and FP4 times a factor of few bits.
+        let are_bf16 = !ctx.options.kv_exact;
+        ctx.attend(layer, &w.q, (&state.windows[layer], are_bf16), compressed, &mut w.heads_out)
     }
 }

@@ -1,13 +1,16 @@
-//! Launchers of kernels/attention.cu, one block a head of a row, and of kernels/attention_tiles.cuh, one block 32 heads of a row.
-//! Never looks past the row's own position, and never lets the choice change a bit. Surprising fact: the first starts one warp more than it
-//! needs; it adds up the softmax.
+//! Launchers of kernels/attention.cu, one block a head of a row, and of kernels/attention_tiles.cuh, one block 32 heads of a row: the
+//! processor's sums. Never looks past the row's own position, and never lets the choice change a bit; that of tensor cores is the user's and the
+//! op's. Surprising fact: the first starts one warp more than it needs; it adds up the softmax.
 
+use std::sync::Arc;
+
+use super::attention_mma::{Scores, attention_mma, takes};
 use super::{Launch, has_shared};
 use crate::backend::BackendError;
 use crate::backend::cuda::CudaBackend;
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::memory::CudaBuf;
-use crate::backend::ops::Attention;
+use crate::backend::ops::{Attention, Sums};
 
 /// Threads that score keys and sum values, see kernels/attention.cu.
 const THREADS: usize = 512;
@@ -19,7 +22,19 @@ const TILE_WORK: usize = TILE_HEADS * TILE_WIDTH + 2 * 64 * 80;
 /// From this many heads of all rows on tiles are faster, though a block of them takes as long as six rows of 64 heads otherwise.
 const TILES_FROM: usize = 1024;
 
-pub fn attention(device: &Device, op: Attention<'_, CudaBackend>, out: &mut CudaBuf) -> Result<(), BackendError> {
+pub fn attention(
+    device: &Arc<Device>,
+    (sums, scores): (Sums, &Scores),
+    op: Attention<'_, CudaBackend>,
+    out: &mut CudaBuf,
+) -> Result<(), BackendError> {
+    let is_fast = sums == Sums::Fast && takes(device, &op);
+    scores.count(is_fast);
+    if is_fast { attention_mma(device, scores, &op, out) } else { as_processor(device, &op, out) }
+}
+
+/// With the processor's bits.
+fn as_processor(device: &Device, op: &Attention<'_, CudaBackend>, out: &mut CudaBuf) -> Result<(), BackendError> {
     assert!(op.width.is_multiple_of(4), "heads of {} values: not whole fours", op.width);
     let k = op.compressed.as_ref().map_or(0, |c| c.k);
     let keys_max = op.window_len + k;

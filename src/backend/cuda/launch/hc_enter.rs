@@ -1,6 +1,6 @@
 //! Launcher of kernels/hc_enter.cu: the beginning of a sublayer of one row in one launch.
 //! Never changes a bit against the four launches that it replaces. Surprising fact: the block that comes last goes on with what all have
-//! brought, so there is no second launch.
+//! brought, so there is no second launch, unless ops are recorded: then the sublayer goes on with its input while the coefficients are made.
 
 use std::sync::Arc;
 
@@ -9,6 +9,7 @@ use super::{Launch, STREAMS_MAX, SUM_THREADS};
 use crate::backend::BackendError;
 use crate::backend::cuda::CudaBackend;
 use crate::backend::cuda::device::Device;
+use crate::backend::cuda::sides::Side;
 use crate::backend::ops::{HcEnter, HcEntered};
 use crate::quant::QuantType;
 
@@ -37,7 +38,9 @@ pub fn hc_enter(
     assert_eq!((shape.rows, shape.cols), (mix, n * hidden), "the shape of a mix");
     let unsupported = BackendError::UnsupportedType { backend: "cuda", op: "hc_enter", ty: shape.ty };
     let kernel = kernel(shape.ty).ok_or(unsupported)?;
-    let blocks = mix + 1 + usize::from(op.weights.is_some());
+    // The sublayer's input is ready long before the coefficients, which only its end needs.
+    let is_apart = op.weights.is_some() && device.is_recording();
+    let blocks = mix + 1 + usize::from(op.weights.is_some() && !is_apart);
     let launch = Launch::new(device, kernel, [blocks, 1, 1], SUM_THREADS).pointer(op.w.at);
     let launch = launch.buf(op.streams, n * hidden).buf(op.base, mix).buf(op.scale, 3);
     let launch = match op.weights {
@@ -49,5 +52,12 @@ pub fn hc_enter(
     let launch = launch.buf(out.x, hidden).pointer(meeting.coefficients(device)?);
     let launch = launch.int(n).int(hidden).float(op.rms_eps).float(op.hc_eps).int(op.iterations);
     // SAFETY: the parameters of the kernels `hc_enter`, with blocks of more threads than coefficients (8 streams have 80).
-    unsafe { launch.start() }
+    let start = || unsafe { launch.start() };
+    let Some(weights) = op.weights.filter(|_| is_apart) else { return start() };
+    device.fork(Side::Coefficients)?;
+    device.beside(Side::Coefficients, start)?;
+    let launch = Launch::new(device, "hc_input", [1, 1, 1], SUM_THREADS);
+    let launch = launch.buf(op.streams, n * hidden).buf(weights, n).buf(op.norm, hidden).buf(out.x, hidden);
+    // SAFETY: the parameters of `hc_input`.
+    unsafe { launch.int(n).int(hidden).float(op.rms_eps).start() }
 }

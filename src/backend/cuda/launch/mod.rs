@@ -3,6 +3,7 @@
 //! buffer is a bug of the caller, and on a GPU it would be a silent one.
 
 pub(super) mod attention;
+pub(super) mod attention_mma;
 pub(super) mod best_of;
 pub(super) mod candidate_blocks;
 pub(super) mod combine_experts;
