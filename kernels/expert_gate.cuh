@@ -1,4 +1,5 @@
 // Experts of one row found on the device: which slots they lie in, and a gate that stands closed while one of them is on its way.
+// A guess of what the next layer will choose is told too, so that the host can bring it ahead.
 // Never hears of the host while all are there. Surprising fact: the host reads every choice, but only answers where an expert is absent; an
 // answer is one small kernel on the stream that brings experts, which names their slots and opens the gate.
 #pragma once
@@ -49,6 +50,16 @@ extern "C" __global__ void __launch_bounds__(32) resolve_experts(
     if (are_all) *(volatile u32 *)gate = pass;
     *(volatile u32 *)told = pass;
     times[CHOSEN] = clock_ns();
+}
+
+// told (host memory): the number of the pass, then the `count` experts `ids` that a layer will probably choose. One warp.
+extern "C" __global__ void __launch_bounds__(32) tell_guess(const int *ids, u32 *told, u32 pass, int count) {
+    previous_ended();
+    int i = threadIdx.x;
+    if (i < count) ((volatile u32 *)told)[1 + i] = (u32)ids[i];
+    __threadfence_system();
+    __syncwarp();
+    if (i == 0) *(volatile u32 *)told = pass;
 }
 
 // Waits until `gate` is open for `pass`, then looks up the slots of the experts `sorted`; none if `stop` (host memory) names the pass.

@@ -275,3 +275,34 @@ fn a_slot_whose_memory_is_kept_is_given_up() {
     assert!(error.contains("their class has 5 slots"), "{error}");
     assert_at_rest(&cache);
 }
+
+#[test]
+fn a_hold_for_a_copy_keeps_an_expert_and_counts_nothing() {
+    let (image, reader) = (image(), fake(quick()));
+    let cache = cache(reader.clone(), 6, 8);
+    assert!(cache.hold_present(key(1), 0).is_none(), "it is not there");
+    take_all(&cache, &image, 0, &ids(&[0, 1, 2, 3]), Phase::Decode).unwrap();
+    let before = cache.stats();
+    assert!(cache.hold_present(key(1), 8).is_none(), "requests would be left too few slots");
+    let mut held = cache.hold_present(key(1), 7).unwrap();
+    assert_eq!((held.next_ready().unwrap(), held.len()), (Some(0), 1));
+    let expected = cache.request(LayerIdx(0), &ids(&[1]), Phase::Decode).unwrap();
+    let mut expected = expected;
+    expected.next_ready().unwrap();
+    assert_eq!(held.slices(0), expected.slices(0));
+    drop(expected);
+    // Strangers push all others out.
+    take_all(&cache, &image, 1, &ids(&[0, 1, 2, 3]), Phase::Prefill).unwrap();
+    take_all(&cache, &image, 1, &ids(&[4, 5, 6, 7]), Phase::Prefill).unwrap();
+    assert!(cache.contains(key(1)) && !cache.contains(key(0)));
+    let after = cache.stats();
+    assert_eq!(after.decode.requests, before.decode.requests + 1, "the request above");
+    drop(held);
+    // What was read ahead has been of use once it was copied.
+    cache.begin_token(&[]);
+    cache.read_ahead(&[key(5)], 8, RESERVE);
+    settle(&cache);
+    drop(cache.hold_present(key(5), 0).unwrap());
+    assert_eq!((cache.stats().lookahead.issued, cache.stats().lookahead.useful), (1, 1));
+    assert_at_rest(&cache);
+}

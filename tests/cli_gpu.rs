@@ -272,6 +272,35 @@ fn both_routes_of_a_token_count_the_same() {
     assert!(count(&found, "expert_misses") > 0 && count(&found, "waits") < count(&asked, "waits"));
 }
 
+/// Eighteen slots for ten experts a token, none of which comes back before the third one: all are absent. The first graph of a token ends behind its first
+/// layer, whose guess for the second one is uploaded.
+#[test]
+fn experts_go_to_the_gpu_ahead_of_their_router() {
+    let run = |name: &str, wrong: &str, args: &[&str]| {
+        let path = scratch(name).join("stats.json");
+        let all = ["-p", "hello there", "-n", "32", "--backend", "cuda", "--ssd-streaming", "--gpu-cache", "18"];
+        let mut command = on_stub(&[("STUB_GUESS", wrong)], &[&all[..], args].concat())?;
+        let ran = finish(command.arg("--stats-json").arg(&path));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let stats = json(&path);
+        let count = |key: &str| stats["gpu"][key].as_u64().unwrap_or_else(|| panic!("{key}: {stats}"));
+        assert_eq!(ran.stderr.contains("uploads ahead of the router"), count("guessed_uploads") > 0, "{}", ran.stderr);
+        let guesses = ["guessed_uploads", "guessed_used", "guessed_wasted", "guessed_bytes"].map(count);
+        Some((guesses, count("expert_misses"), count("expert_hits"), ran.stdout))
+    };
+    let Some((none, misses, hits, text)) = run("ahead-off", "0", &["--lookahead", "off"]) else { return };
+    assert_eq!(none, [0; 4]);
+    let ([uploads, used, wasted, bytes], fewer, more, same) = run("ahead-right", "0", &[]).unwrap();
+    assert!(uploads > 10 && used == uploads && wasted == 0 && bytes > uploads, "{uploads} {used} {wasted} {bytes}");
+    assert_eq!((fewer + used, more, &same), (misses, hits + used, &text), "what came ahead is a hit and no miss");
+    // Wrong ones cost no expert its slot, and end: names of the other layers count as well.
+    let ([uploads, used, wasted, _], no_fewer, no_more, same) = run("ahead-wrong", "5", &[]).unwrap();
+    assert!((2..=16).contains(&uploads) && used == 0 && wasted == uploads, "{uploads} {used} {wasted}");
+    assert_eq!((no_fewer, no_more, &same), (misses, hits, &text));
+    let (graphless, ..) = run("ahead-asked", "0", &["--no-graph"]).unwrap();
+    assert_eq!(graphless, [0; 4]);
+}
+
 #[test]
 fn a_tokens_time_adds_up_on_both_routes() {
     for (name, args) in [("timed", &[][..]), ("timed-asked", &["--no-graph"])] {

@@ -199,7 +199,7 @@ pub struct StreamingArgs {
     /// Save which experts are popular; an earlier list in the file fades and is added
     #[arg(long, value_name = "FILE", requires = "ssd_streaming")]
     pub save_hotlist: Option<PathBuf>,
-    /// Read experts ahead by a guess: of the last tokens' routes, of the next router, of both
+    /// Read experts ahead by a guess: of the last tokens' routes, of the next router, of both; a GPU uploads by the next router's too
     #[arg(long, value_enum, default_value_t = LookaheadChoice::Auto, value_name = "NAME", requires = "ssd_streaming")]
     pub lookahead: LookaheadChoice,
     /// Plan as if this much memory were in use by others

@@ -57,7 +57,7 @@ pub fn lines(stats: &RunStats) -> Vec<String> {
 }
 
 /// What a GPU did for `tokens` tokens, of whose experts `drive` were read from the drive.
-fn graphics(gpu: &GpuStats, tokens: u64, drive: u64) -> [String; 2] {
+fn graphics(gpu: &GpuStats, tokens: u64, drive: u64) -> Vec<String> {
     let uses = gpu.expert_hits + gpu.expert_misses;
     let percent = |part: u64| 100.0 * part as f64 / uses.max(1) as f64;
     let done = format!(
@@ -85,7 +85,17 @@ fn graphics(gpu: &GpuStats, tokens: u64, drive: u64) -> [String; 2] {
         percent(gpu.expert_misses.saturating_sub(drive)),
         percent(drive.min(gpu.expert_misses))
     );
-    [done, tiers]
+    let mut lines = vec![done, tiers];
+    if gpu.guessed_uploads > 0 {
+        lines.push(format!(
+            "uploads ahead of the router: {} experts ({}), {} of them chosen and {} not",
+            gpu.guessed_uploads,
+            Bytes(gpu.guessed_bytes),
+            gpu.guessed_used,
+            gpu.guessed_wasted
+        ));
+    }
+    lines
 }
 
 fn streaming(stats: &RunStats) -> Vec<String> {
@@ -179,6 +189,10 @@ mod tests {
             expert_misses: 40,
             evictions: 33,
             found_rows: 9,
+            guessed_uploads: 8,
+            guessed_bytes: 2 << 20,
+            guessed_used: 5,
+            guessed_wasted: 3,
             sums: "fast",
             attentions: 40,
             tensor_attentions: 30,
@@ -192,7 +206,9 @@ mod tests {
             upload_gb_per_s: 48.5,
             bus_gb_per_s: 52.0,
         };
-        let [done, tiers] = graphics(&gpu, 10, 15);
+        let lines = graphics(&gpu, 10, 15);
+        let [done, tiers, ahead] = &lines[..] else { panic!("{lines:?}") };
+        assert_eq!(ahead, "uploads ahead of the router: 8 experts (2.00 MiB), 5 of them chosen and 3 not");
         assert!(
             done.starts_with("card: 7 expert slots (7.00 MiB), 60 hits, 40 misses, 33 evictions, 3.00 GiB"),
             "{done}"
@@ -205,7 +221,8 @@ mod tests {
             "tiers: 60.0 % of 100 experts in GPU memory, 25.0 % in host memory, 15.0 % read from the drive"
         );
         // Nothing was asked: no division by zero.
-        let idle = GpuStats { expert_hits: 0, expert_misses: 0, ..gpu };
+        let idle = GpuStats { expert_hits: 0, expert_misses: 0, guessed_uploads: 0, ..gpu };
+        assert_eq!(graphics(&idle, 0, 0).len(), 2);
         assert!(graphics(&idle, 0, 0)[1].starts_with("tiers: 0.0 % of 0 experts"));
     }
 }

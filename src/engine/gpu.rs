@@ -76,6 +76,7 @@ pub(super) fn place(
         true => RowTable::new(&backend, &layers, (top_k, !registered.is_empty()))?,
         false => None,
     };
+    let rows = (rows, options.lookahead.uses_router());
     let experts = GpuExperts::new(Arc::clone(&backend), (inner, registered), layers, slots, routes, rows)?;
     let experts = Arc::new(experts);
     // Weights came from memory that the device does not know: their rate says nothing about that of experts.
@@ -160,6 +161,10 @@ fn read(backend: &CudaBackend, experts: &GpuExperts, loaded: &DeviceCounters) ->
         expert_misses: counts.misses,
         evictions: counts.evictions,
         found_rows: counts.found_rows,
+        guessed_uploads: counts.guessed,
+        guessed_bytes: counts.guessed_bytes,
+        guessed_used: counts.guessed_used,
+        guessed_wasted: counts.guessed_wasted,
         sums: match backend.sums() {
             Sums::Exact => "exact",
             Sums::Fast => "fast",

@@ -1,4 +1,4 @@
-//! Routed experts in GPU memory over a supply in host memory: the upper tier of the cache. Owns the slots and who is in them.
+//! Routed experts in GPU memory over a supply in host memory: the upper tier of the cache. Owns the memory of the slots.
 //! Never reads a file. Surprising fact: a slot may be given away while kernels that read its old contents are still queued: what writes the
 //! new ones is queued behind them.
 
@@ -6,7 +6,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use lru::LruCache;
 use parking_lot::Mutex;
 
 use crate::backend::BackendError;
@@ -14,129 +13,11 @@ use crate::backend::cpu::CpuBackend;
 use crate::backend::cpu::matmul::MatView;
 use crate::backend::cuda::{CudaBackend, CudaSlab, CudaView, GateTimes, MatShape, Registered, SLAB_ALIGN, Upload};
 use crate::engine::gpu_rows::RowTable;
+use crate::engine::gpu_slots::{Table, TierCounts};
 use crate::engine::routes::Routes;
 use crate::models::supply::{ExpertLease, ExpertMats, ExpertSupply, Phase, RowExperts, SupplyError};
 use crate::storage::layout::{ExpertTensor, LayerExperts};
 use crate::units::{ExpertIdx, ExpertKey, LayerIdx};
-
-/// What the tier has done.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct TierCounts {
-    /// Requested experts that were in GPU memory.
-    pub hits: u64,
-    pub misses: u64,
-    pub evictions: u64,
-    /// Passes of one row whose experts the device found by itself.
-    pub found_rows: u64,
-}
-
-/// Changes that are kept one by one: those of one request, and a few more.
-const CHANGES_KEPT: usize = 64;
-
-/// Who is where. A slot is in `by_key`, in `free`, or held by a lease that fills it.
-pub(super) struct Table {
-    by_key: LruCache<ExpertKey, usize>,
-    /// Leases that hold each slot.
-    pins: Vec<u32>,
-    free: Vec<usize>,
-    pub(super) counts: TierCounts,
-    /// Who left (`None`) and who came since [`Self::take_changes`], oldest first.
-    changes: Vec<(ExpertKey, Option<usize>)>,
-    /// Whether there were more.
-    has_more: bool,
-}
-
-impl Table {
-    fn new(slots: usize) -> Self {
-        let free = (0..slots).rev().collect();
-        Self {
-            by_key: LruCache::unbounded(),
-            pins: vec![0; slots],
-            free,
-            counts: TierCounts::default(),
-            changes: Vec::with_capacity(CHANGES_KEPT),
-            // A copy that was never made lacks everything.
-            has_more: true,
-        }
-    }
-
-    fn note(&mut self, key: ExpertKey, slot: Option<usize>) {
-        match self.changes.len() < CHANGES_KEPT {
-            true => self.changes.push((key, slot)),
-            false => self.has_more = true,
-        }
-    }
-
-    /// Whether a copy is behind.
-    pub(super) fn has_changed(&self) -> bool {
-        self.has_more || !self.changes.is_empty()
-    }
-
-    /// Who left and who came, for a copy that knew the rest; `None` if they were too many to be kept.
-    pub(super) fn take_changes(&mut self) -> Option<Vec<(ExpertKey, Option<usize>)>> {
-        let changes = std::mem::take(&mut self.changes);
-        (!std::mem::take(&mut self.has_more)).then_some(changes)
-    }
-
-    /// Everyone who is there, for a new copy.
-    pub(super) fn all(&self) -> impl Iterator<Item = (ExpertKey, usize)> {
-        self.by_key.iter().map(|(key, slot)| (*key, *slot))
-    }
-
-    /// The slot of `key`, pinned, if it is there.
-    fn find(&mut self, key: ExpertKey) -> Option<usize> {
-        let slot = *self.by_key.get(&key)?;
-        self.pins[slot] += 1;
-        Some(slot)
-    }
-
-    /// Those of `keys` that are not there, in their order.
-    fn absent(&self, keys: &[ExpertKey]) -> Vec<ExpertKey> {
-        keys.iter().copied().filter(|key| !self.by_key.contains(key)).collect()
-    }
-
-    /// A slot to fill, pinned: a free one, else that of the expert unused for longest.
-    fn take(&mut self) -> Option<usize> {
-        let slot = match self.free.pop() {
-            Some(slot) => slot,
-            None => {
-                let pins = &self.pins;
-                let (key, slot) = self.by_key.iter().rev().find(|(_, slot)| pins[**slot] == 0)?;
-                let (key, slot) = (*key, *slot);
-                self.by_key.pop(&key);
-                self.note(key, None);
-                self.counts.evictions += 1;
-                slot
-            }
-        };
-        self.pins[slot] = 1;
-        Some(slot)
-    }
-
-    /// `slot` now holds `key`. Returns the slot to use: another lease may have brought the same expert meanwhile.
-    fn fill(&mut self, key: ExpertKey, slot: usize) -> usize {
-        match self.find(key) {
-            Some(other) => {
-                self.pins[slot] = 0;
-                self.free.push(slot);
-                other
-            }
-            None => {
-                self.by_key.put(key, slot);
-                self.note(key, Some(slot));
-                slot
-            }
-        }
-    }
-
-    /// Ends a hold; a slot that was never filled becomes free.
-    fn release(&mut self, slot: usize, is_filled: bool) {
-        self.pins[slot] -= 1;
-        if !is_filled {
-            self.free.push(slot);
-        }
-    }
-}
 
 /// Experts in slots of GPU memory, fetched from `inner`.
 pub(super) struct GpuExperts {
@@ -145,15 +26,19 @@ pub(super) struct GpuExperts {
     /// Memory of `inner` that the device reads by itself: it must not change before an upload has ended.
     registered: Vec<Registered>,
     pub(super) layers: Vec<LayerExperts>,
+    /// Experts of the largest layer.
+    stride: usize,
     slab: CudaSlab,
     slot_bytes: usize,
-    slots: usize,
+    pub(super) slots: usize,
     pub(super) table: Mutex<Table>,
     routes: Routes,
     /// Leases alive, for the trace.
     pub(super) leases: AtomicUsize,
     /// For passes whose experts the device finds by itself. Lock order: its turn, then `table`.
     rows: Option<RowTable>,
+    /// Whether experts are uploaded ahead of the router.
+    pub(super) guesses: bool,
 }
 
 pub(super) fn failed(error: impl std::error::Error + Send + Sync + 'static) -> SupplyError {
@@ -186,7 +71,7 @@ pub(super) fn slot_bytes(layers: &[LayerExperts]) -> usize {
 
 impl GpuExperts {
     /// `slots` slots over `inner`. All requests are told to `routes`, also those that never reach `inner`. With `rows`, the device finds the
-    /// experts of single rows in them.
+    /// experts of single rows in them; with `guesses` some are brought before they are asked for.
     ///
     /// # Errors
     /// When the device has not the memory.
@@ -196,9 +81,10 @@ impl GpuExperts {
         layers: Vec<LayerExperts>,
         slots: usize,
         routes: Routes,
-        rows: Option<RowTable>,
+        (rows, guesses): (Option<RowTable>, bool),
     ) -> Result<Self, BackendError> {
         let slot_bytes = slot_bytes(&layers);
+        let stride = layers.iter().map(|layer| usize::from(layer.experts)).max().unwrap_or(0);
         let slab = backend.slab("the expert cache", slots * slot_bytes)?;
         let table = Mutex::new(Table::new(slots));
         Ok(Self {
@@ -206,6 +92,7 @@ impl GpuExperts {
             inner,
             registered,
             layers,
+            stride,
             slab,
             slot_bytes,
             slots,
@@ -213,6 +100,7 @@ impl GpuExperts {
             routes,
             leases: AtomicUsize::new(0),
             rows,
+            guesses,
         })
     }
 
@@ -256,6 +144,12 @@ impl GpuExperts {
         self.backend.address(&self.slab, slot * self.slot_bytes)
     }
 
+    /// Where `key` is in the device's table.
+    pub(super) fn entry(&self, key: ExpertKey) -> usize {
+        let row = self.layers.partition_point(|layer| layer.layer < key.layer);
+        row * self.stride + usize::from(key.expert.0)
+    }
+
     /// How uploads go while ops may wait for them.
     pub(super) fn aside(&self) -> Upload {
         Upload::Aside { is_registered: self.is_registered() }
@@ -266,7 +160,7 @@ impl GpuExperts {
     }
 
     /// Queues the upload of an expert of `layer` into `slot`.
-    fn upload(
+    pub(super) fn upload(
         &self,
         layer: &LayerExperts,
         slot: usize,
@@ -296,6 +190,8 @@ pub(super) struct GpuLease<'a> {
     below: Option<Box<dyn ExpertLease<CpuBackend> + 'a>>,
     pub(super) missing: Vec<usize>,
     way: Upload,
+    /// Whether what was uploaded is known to have arrived.
+    has_arrived: bool,
 }
 
 impl ExpertSupply<CudaBackend> for GpuExperts {
@@ -377,6 +273,7 @@ impl GpuExperts {
             below: None,
             missing: Vec::new(),
             way,
+            has_arrived: false,
         };
         {
             let mut table = self.table.lock();
@@ -423,11 +320,17 @@ impl GpuLease<'_> {
         self.slots.iter().map(|(slot, _)| *slot)
     }
 
+    /// All uploads of this lease have ended: the device went on behind its gate.
+    pub(super) fn note_arrival(&mut self) {
+        self.has_arrived = true;
+    }
+
     /// Ends the hold on the lower tier, once the device has read what was uploaded from it.
     fn let_go(&mut self) -> Result<(), SupplyError> {
         let Some(below) = self.below.take() else { return Ok(()) };
         let (owner, backend) = (self.owner, &self.owner.backend);
-        let read = match !owner.is_registered() || backend.has_uploaded().unwrap_or(false) {
+        let is_read = self.has_arrived || !owner.is_registered() || backend.has_uploaded().unwrap_or(false);
+        let read = match is_read {
             true => Ok(()),
             false => backend.device().wait_uploads(),
         };
@@ -478,87 +381,5 @@ impl Drop for GpuLease<'_> {
             table.release(slot, is_filled);
         }
         self.owner.leases.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn key(expert: u16) -> ExpertKey {
-        ExpertKey::new(0, expert)
-    }
-
-    #[test]
-    fn the_longest_unused_leaves_and_held_ones_stay() {
-        let mut table = Table::new(2);
-        for expert in [1, 2] {
-            let slot = table.take().unwrap();
-            assert_eq!(table.fill(key(expert), slot), slot);
-        }
-        assert_eq!(table.take(), None, "both are held");
-        let one = table.find(key(1)).unwrap();
-        // Two holds on expert 1, one on expert 2.
-        table.release(one, true);
-        table.release(1, true);
-        assert_eq!(table.take(), Some(1), "expert 2 is not held");
-        assert_eq!(table.find(key(2)), None);
-        assert_eq!(table.counts.evictions, 1);
-    }
-
-    #[test]
-    fn what_is_absent_is_told_and_nothing_is_used_by_asking() {
-        let mut table = Table::new(2);
-        for expert in [1, 2] {
-            let slot = table.take().unwrap();
-            table.fill(key(expert), slot);
-            table.release(slot, true);
-        }
-        assert_eq!(table.absent(&[key(3), key(1), key(0), key(2)]), [key(3), key(0)]);
-        table.take().unwrap();
-        assert_eq!(table.absent(&[key(1), key(2)]), [key(1)], "the question did not make expert 1 the last used");
-    }
-
-    /// A copy that starts from all and then only hears of changes, at random moments.
-    #[test]
-    fn a_copy_follows_by_changes() {
-        let mut table = Table::new(5);
-        assert!(table.has_changed() && table.take_changes().is_none(), "a copy that was never made");
-        let (mut copy, mut seed) = (std::collections::BTreeMap::new(), 7u32);
-        for step in 0..2000 {
-            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            let wanted = key((seed >> 16) as u16 % 12);
-            let slot = table.find(wanted).unwrap_or_else(|| {
-                let slot = table.take().unwrap();
-                table.fill(wanted, slot)
-            });
-            table.release(slot, true);
-            // Now and then more have changed than are kept.
-            if step % 7 == 0 && !(500..700).contains(&step) {
-                match table.take_changes() {
-                    None => copy = table.all().collect(),
-                    Some(changes) => changes.into_iter().for_each(|(key, slot)| {
-                        match slot {
-                            Some(slot) => copy.insert(key, slot),
-                            None => copy.remove(&key),
-                        };
-                    }),
-                }
-                assert_eq!(copy, table.all().collect(), "step {step}");
-                assert!(!table.has_changed());
-            }
-        }
-        assert_eq!(copy.len(), 5);
-    }
-
-    #[test]
-    fn slots_that_were_not_filled_or_came_twice_are_free_again() {
-        let mut table = Table::new(2);
-        let (a, b) = (table.take().unwrap(), table.take().unwrap());
-        table.release(a, false);
-        assert_eq!(table.take(), Some(a));
-        assert_eq!(table.fill(key(5), b), b);
-        assert_eq!(table.fill(key(5), a), b, "the second copy is dropped");
-        assert_eq!((table.pins[b], table.free.len()), (2, 1));
     }
 }

@@ -9,9 +9,10 @@ use std::thread;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::backend::cuda::{CudaBackend, ExpertShape, GateTimes, Room, SlotPass, SlotTable, Told};
+use crate::backend::cuda::{CHANGES_MAX, CudaBackend, ExpertShape, GateTimes, Room, SlotPass, SlotTable, Told};
+use crate::engine::gpu_ahead::{Guesses, Worth};
 use crate::engine::gpu_experts::{GpuExperts, GpuLease, failed, parts, room, shape};
-use crate::models::supply::{Phase, RowChoice, RowExperts, RowProducts, SupplyError};
+use crate::models::supply::{ExpertLease, Phase, RowChoice, RowExperts, RowGuess, RowProducts, SupplyError};
 use crate::storage::layout::LayerExperts;
 use crate::units::{ExpertIdx, ExpertKey};
 
@@ -22,6 +23,8 @@ const AHEAD: usize = 12;
 const SEGMENT: usize = 4;
 /// Looks for a choice between two questions whether the device still runs.
 const LOOKS: u32 = 4096;
+/// Looks for a guess before reads of the drive are waited for without it: some milliseconds, of which it takes a few hundredths.
+const GUESS_LOOKS: u32 = 1 << 18;
 
 /// What a pass gets wrong only by a bug; told as an error since a session must survive it.
 #[derive(Debug, thiserror::Error)]
@@ -39,8 +42,6 @@ pub(super) struct RowTable {
     table: SlotTable,
     room: Room,
     turn: Mutex<Turn>,
-    /// Experts of the largest layer.
-    stride: usize,
 }
 
 /// Whoever holds it may move experts.
@@ -48,6 +49,8 @@ pub(super) struct RowTable {
 pub(super) struct Turn {
     /// Whether a row went through all layers: everything that a pass allocates at its first time is there.
     is_warm: bool,
+    /// Whether experts should be named before they are chosen.
+    worth: Worth,
 }
 
 impl Turn {
@@ -86,7 +89,7 @@ impl RowTable {
         let room = Room { hidden, width, k, is_registered };
         let table = backend.slot_table(layers.len(), stride)?;
         let table = table.with_names(layers.iter().map(|layer| layer.layer.0).collect());
-        Ok(Some(Self { table, room, turn: Mutex::default(), stride }))
+        Ok(Some(Self { table, room, turn: Mutex::default() }))
     }
 
     /// When the gates of the last timed pass were open.
@@ -99,19 +102,19 @@ impl RowTable {
         self.turn.lock()
     }
 
-    /// A pass over the experts of `owner`, unless something speaks against it: guesses that the host makes, a request or a pass that is under
-    /// way, or that it is the first one.
+    /// A pass over the experts of `owner`, unless something speaks against it: a request or a pass that is under way, or that it is the first
+    /// one.
     pub(super) fn begin<'a>(
         &'a self,
         owner: &'a GpuExperts,
     ) -> Result<Option<Box<dyn RowExperts<CudaBackend> + 'a>>, SupplyError> {
-        let Some(turn) = self.turn.try_lock().filter(|turn| turn.is_warm) else { return Ok(None) };
-        if owner.inner.guesses_wanted() > 0 || owner.leases.load(Ordering::Relaxed) > 0 {
+        let Some(mut turn) = self.turn.try_lock().filter(|turn| turn.is_warm) else { return Ok(None) };
+        if owner.leases.load(Ordering::Relaxed) > 0 {
             return Ok(None);
         }
         let mut table = owner.table.lock();
         if table.has_changed() {
-            let filled = table.all().map(|(key, slot)| (self.entry(owner, key), owner.address(slot)));
+            let filled = table.all().map(|(key, slot)| (owner.entry(key), owner.address(slot)));
             self.table.rewrite(filled).map_err(failed)?;
             table.take_changes();
         }
@@ -121,13 +124,8 @@ impl RowTable {
         pass.record().map_err(failed)?;
         let (asked, handed, served, segments) = (0, 0, 0, 0);
         let (held, rows) = (None, self);
-        Ok(Some(Box::new(RowPass { pass, held, rows, owner, asked, handed, served, segments, _turn: turn })))
-    }
-
-    /// Where `key` is in the table.
-    fn entry(&self, owner: &GpuExperts, key: ExpertKey) -> usize {
-        let row = owner.layers.partition_point(|layer| layer.layer < key.layer);
-        row * self.stride + usize::from(key.expert.0)
+        let guesses = Guesses::new(owner, &mut turn.worth, self.room.k);
+        Ok(Some(Box::new(RowPass { pass, guesses, held, rows, owner, asked, handed, served, segments, turn })))
     }
 }
 
@@ -135,6 +133,8 @@ impl RowTable {
 struct RowPass<'a> {
     // Dropped in this order: the device lets go before anything that it reads is given back.
     pass: SlotPass<'a>,
+    /// Experts on their way before they are chosen.
+    guesses: Guesses<'a>,
     /// Experts of the last layer that lacked some: the lower tier keeps them until they are uploaded.
     held: Option<GpuLease<'a>>,
     rows: &'a RowTable,
@@ -145,7 +145,7 @@ struct RowPass<'a> {
     served: usize,
     /// Segments that the device was given.
     segments: usize,
-    _turn: MutexGuard<'a, Turn>,
+    turn: MutexGuard<'a, Turn>,
 }
 
 impl RowPass<'_> {
@@ -157,6 +157,8 @@ impl RowPass<'_> {
             self.serve(self.served, &told)?;
             self.served += 1;
         }
+        self.guesses.take(self.served, &self.pass);
+        self.guesses.advance(&self.turn.worth, &self.pass).map_err(failed)?;
         Ok(self.served > before)
     }
 
@@ -168,26 +170,58 @@ impl RowPass<'_> {
         let ids = ids.map(|id| known(id).map(ExpertIdx).ok_or(Lost::Expert { layer: layer.layer.0, id: *id }));
         let ids = ids.collect::<Result<Vec<_>, _>>().map_err(failed)?;
         // Its uploads have ended, since the device is beyond its gate.
-        self.held = None;
+        if let Some(mut held) = self.held.take() {
+            held.note_arrival();
+        }
+        self.guesses.let_go(&self.pass).map_err(failed)?;
+        self.guesses.take(row, &self.pass);
+        self.guesses.settle(&mut self.turn.worth, row, &ids);
         let mut lease = self.owner.lease(layer.layer, &ids, Phase::Decode, self.owner.aside())?;
+        self.guesses.confirm(lease.missing.len());
         if told.are_all {
             return match lease.missing.is_empty() {
                 true => Ok(()),
                 false => Err(failed(Lost::Table { layer: layer.layer.0 })),
             };
         }
+        self.await_names(row + 1, lease.missing.len());
         for _ in &ids {
-            crate::models::supply::ExpertLease::next_ready(&mut lease)?;
+            lease.next_ready()?;
         }
-        let changes =
-            self.owner.table.lock().take_changes().ok_or_else(|| failed(Lost::Table { layer: layer.layer.0 }))?;
-        let left = changes.iter().filter(|(_, slot)| slot.is_none()).map(|(key, _)| (*key, 0));
-        let here = ids.iter().map(|id| ExpertKey { layer: layer.layer, expert: *id });
-        let here = here.zip(lease.slots()).map(|(key, slot)| (key, self.owner.address(slot)));
-        let changes: Vec<_> = left.chain(here).map(|(key, at)| (self.rows.entry(self.owner, key), at)).collect();
-        self.pass.open(row, &changes).map_err(failed)?;
+        self.open(row, &ids, &lease)?;
         self.held = Some(lease);
         Ok(())
+    }
+
+    /// Lets the lower tier hear of the experts of `row` that will probably be chosen, if it wants to, before reads are waited for.
+    fn await_names(&mut self, row: usize, missing: usize) {
+        if missing == 0 || !self.guesses.awaits_names(row) {
+            return;
+        }
+        for _ in 0..GUESS_LOOKS {
+            self.guesses.take(row, &self.pass);
+            if !self.guesses.awaits_names(row) {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Opens the gate of `row`, whose experts `ids` are on their way to the slots of `lease`, behind them and all changes of the table.
+    fn open(&mut self, row: usize, ids: &[ExpertIdx], lease: &GpuLease<'_>) -> Result<(), SupplyError> {
+        let (owner, layer) = (self.owner, self.owner.layers[row].layer);
+        let stale = self.guesses.make_room();
+        let changes = owner.table.lock().take_changes().ok_or_else(|| failed(Lost::Table { layer: layer.0 }))?;
+        let left = changes.iter().filter(|(_, slot)| slot.is_none()).map(|(key, _)| (owner.entry(*key), 0));
+        let here = ids.iter().map(|id| owner.entry(ExpertKey { layer, expert: *id }));
+        let here = here.zip(lease.slots().map(|slot| owner.address(slot)));
+        let mut changes: Vec<_> = stale.into_iter().map(|entry| (entry, 0)).chain(left).chain(here).collect();
+        // Nobody looks at them before the gate is open.
+        while changes.len() > CHANGES_MAX {
+            let first: Vec<_> = changes.drain(..CHANGES_MAX).collect();
+            self.pass.change(&first).map_err(failed)?;
+        }
+        self.pass.open(row, &changes).map_err(failed)
     }
 
     /// Gives the device what was recorded.
@@ -237,6 +271,17 @@ impl RowExperts<CudaBackend> for RowPass<'_> {
         self.serve_told().map(|_| ())
     }
 
+    fn guesses_wanted(&self) -> usize {
+        self.guesses.wanted()
+    }
+
+    fn guessed(&mut self, guess: RowGuess<'_, CudaBackend>) -> Result<(), SupplyError> {
+        let row = self.row(guess.layer);
+        self.pass.tell_guess(row, guess.ids, guess.count).map_err(failed)?;
+        self.guesses.note_named(row);
+        Ok(())
+    }
+
     fn products(&mut self, products: RowProducts<'_, CudaBackend>) -> Result<(), SupplyError> {
         let row = self.row(products.layer);
         let layer = &self.owner.layers[row];
@@ -255,9 +300,10 @@ impl RowExperts<CudaBackend> for RowPass<'_> {
         self.hand_over()?;
         self.follow(0)?;
         // All gates are open or opened by what is under way.
-        let Self { pass, held, .. } = *self;
-        pass.end();
+        let Self { pass, mut guesses, held, mut turn, .. } = *self;
+        // A pass that fails here is dropped, and has waited for the device, before what it holds is.
+        let ended = guesses.finish(&mut turn.worth, &pass).and_then(move |()| pass.end().map_err(failed));
         drop(held);
-        Ok(())
+        ended
     }
 }

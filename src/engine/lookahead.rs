@@ -44,13 +44,13 @@ pub fn memory_bytes(mode: LookaheadMode, (layers, experts, top_k): (usize, usize
 
 /// How often something came true, lately.
 #[derive(Clone, Copy, Default, Debug)]
-struct Share {
+pub(super) struct Share {
     hits: u32,
     trials: u32,
 }
 
 impl Share {
-    fn count(&mut self, is_hit: bool) {
+    pub(super) fn count(&mut self, is_hit: bool) {
         self.hits += u32::from(is_hit);
         self.trials += 1;
         if self.trials >= 512 {
@@ -60,7 +60,7 @@ impl Share {
     }
 
     /// Nothing is known to fail before it was tried a few times.
-    fn may_work(&self) -> bool {
+    pub(super) fn may_work(&self) -> bool {
         self.trials < 16 || f64::from(self.hits) >= PRECISION_MIN * f64::from(self.trials)
     }
 }

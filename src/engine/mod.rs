@@ -10,9 +10,13 @@ pub mod forecast;
 #[cfg(feature = "cuda")]
 mod gpu;
 #[cfg(feature = "cuda")]
+mod gpu_ahead;
+#[cfg(feature = "cuda")]
 mod gpu_experts;
 #[cfg(feature = "cuda")]
 mod gpu_rows;
+#[cfg(feature = "cuda")]
+mod gpu_slots;
 #[cfg(feature = "cuda")]
 mod gpu_times;
 mod host_plan;
@@ -236,7 +240,8 @@ impl Engine {
             // On a GPU reading ahead was not measured to pay.
             let mode = options.lookahead.resolve(!is_upper_tier && forecast.is_read_ahead_worth_it());
             lookahead = make_lookahead(mode, &prepared, &cache);
-            let experts = StreamedExperts::new(Arc::clone(&cache), layers, lookahead.clone());
+            let (_, _, top_k) = prepared.config.expert_shape();
+            let experts = StreamedExperts::new(Arc::clone(&cache), layers, top_k, lookahead.clone());
             known = Some(Arc::clone(experts.known()));
             (Arc::new(experts), Some(cache))
         } else {

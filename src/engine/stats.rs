@@ -67,6 +67,11 @@ pub struct GpuStats {
     pub evictions: u64,
     /// Tokens whose experts the GPU found by itself: the host was asked only for those that were absent.
     pub found_rows: u64,
+    /// Experts uploaded before their router had chosen; those that it chose, which count as hits, and those that it did not.
+    pub guessed_uploads: u64,
+    pub guessed_bytes: u64,
+    pub guessed_used: u64,
+    pub guessed_wasted: u64,
     /// The order of sums where there is a choice: exact (the processor's) or fast.
     pub sums: &'static str,
     /// Attentions, and those on tensor cores: with exact sums, and with rows of shapes or number formats that these kernels do not take, none.

@@ -49,13 +49,19 @@ pub struct StreamedExperts {
     layers: Vec<LayerExperts>,
     lookahead: Option<Arc<Lookahead>>,
     known: Arc<KnownExperts>,
+    top_k: usize,
 }
 
 impl StreamedExperts {
-    /// Experts of `layers` (by rising layer) behind `cache`, told to `lookahead` if there is one.
-    pub fn new(cache: Arc<ExpertCache>, layers: Vec<LayerExperts>, lookahead: Option<Arc<Lookahead>>) -> Self {
+    /// Experts of `layers` (by rising layer) behind `cache`, `top_k` a token, told to `lookahead` if there is one.
+    pub fn new(
+        cache: Arc<ExpertCache>,
+        layers: Vec<LayerExperts>,
+        top_k: usize,
+        lookahead: Option<Arc<Lookahead>>,
+    ) -> Self {
         let known = Arc::new(KnownExperts::new(Arc::clone(&cache), lookahead.is_some()));
-        Self { cache, layers, lookahead, known }
+        Self { cache, layers, lookahead, known, top_k }
     }
 
     /// What became of experts that were known before their layer.
@@ -108,12 +114,25 @@ impl ExpertSupply<CpuBackend> for StreamedExperts {
         self.lookahead.as_ref().map_or(0, |lookahead| lookahead.guesses_wanted())
     }
 
+    fn has(&self, expert: ExpertKey) -> bool {
+        self.cache.contains(expert)
+    }
+
+    fn hold_present(&self, layer: LayerIdx, expert: ExpertIdx) -> Option<Box<dyn ExpertLease<CpuBackend> + '_>> {
+        let found = find_layer(&self.layers, layer).ok()?;
+        let lease = self.cache.hold_present(ExpertKey { layer, expert }, HOLD_RESERVE * self.top_k)?;
+        Some(Box::new(StreamedLease { lease, layer: found }))
+    }
+
     fn guess(&self, layer: LayerIdx, ids: &[ExpertIdx]) {
         if let Some(lookahead) = &self.lookahead {
             lookahead.guessed(layer, ids);
         }
     }
 }
+
+/// Tokens' worth of one layer's experts that a hold for a copy leaves to requests: one that is under way, and the next.
+const HOLD_RESERVE: usize = 2;
 
 impl ExpertLease<CpuBackend> for StreamedLease<'_> {
     fn next_ready(&mut self) -> Result<Option<usize>, SupplyError> {

@@ -70,6 +70,19 @@ pub trait ExpertSupply<B: Backend>: Send + Sync {
         let _ = (layer, ids);
     }
 
+    /// Whether an expert is in memory or on its way there.
+    fn has(&self, expert: ExpertKey) -> bool {
+        let _ = expert;
+        false
+    }
+
+    /// Holds an expert that is in memory, for a copy ahead of its request; its lease has it ready. `None` where it is not, or where the hold could
+    /// make a request wait. Reads nothing and is no request: no counter of requests moves.
+    fn hold_present(&self, layer: LayerIdx, expert: ExpertIdx) -> Option<Box<dyn ExpertLease<B> + '_>> {
+        let _ = (layer, expert);
+        None
+    }
+
     /// A pass over one row begins whose ops may all be queued before any has run: then the device finds its experts by itself. `None` where
     /// experts have to be requested. Same experts, same sums, same counters either way.
     fn begin_row(&self) -> Result<Option<Box<dyn RowExperts<B> + '_>>, SupplyError> {
@@ -102,11 +115,31 @@ pub struct RowProducts<'a, B: Backend> {
     pub outputs: &'a mut B::Buf,
 }
 
+/// Experts that the next layer will probably choose, named on the device.
+pub struct RowGuess<'a, B: Backend> {
+    /// The layer that has not chosen yet.
+    pub layer: LayerIdx,
+    /// `[count]`, best first.
+    pub ids: &'a B::Ids,
+    pub count: usize,
+}
+
 /// One row on its way through layers whose experts the device finds. Layers come in order, [`Self::chosen`] before [`Self::products`]; dropped
 /// before [`Self::finish`], the pass is given up.
 pub trait RowExperts<B: Backend> {
     /// Queues the look for the experts of a layer.
     fn chosen(&mut self, choice: RowChoice<'_, B>) -> Result<(), SupplyError>;
+
+    /// How many experts of the next layer should be named behind a choice; 0 when nobody would bring them ahead.
+    fn guesses_wanted(&self) -> usize {
+        0
+    }
+
+    /// Queues the telling of a guess. Changes no result.
+    fn guessed(&mut self, guess: RowGuess<'_, B>) -> Result<(), SupplyError> {
+        let _ = guess;
+        Ok(())
+    }
 
     /// Queues their products, which begin when all experts are there.
     fn products(&mut self, products: RowProducts<'_, B>) -> Result<(), SupplyError>;

@@ -78,10 +78,15 @@ static uint64_t now(void) {
 #define AT(i, type) (*(type *const *)params[i])
 #define VALUE(i) (*(const int *)params[i])
 
-/* Every row of every layer uses other experts than the one before, all of them in turns. */
+/* Every row of every layer uses other experts than the one before, all of them in turns. A choice whose weights are not normalised is a guess of
+ * the next one, which STUB_GUESS makes wrong by so much. */
 static void route(void *const *params, int rows) {
     static int turn;
     int *ids = AT(2, int), experts = VALUE(4), k = VALUE(5);
+    if (!VALUE(7)) {
+        for (int e = 0; e < k; e++) ids[e] = (turn + e + (int)told("STUB_GUESS", 0)) % experts;
+        return;
+    }
     float *weights = AT(3, float);
     for (int r = 0; r < rows; r++, turn++) {
         for (int e = 0; e < k; e++) {
@@ -112,6 +117,12 @@ static void resolve_experts(void *const *params) {
     AT(9, uint64_t)[0] = now();
 }
 
+static void tell_guess(void *const *params) {
+    uint32_t *told = AT(1, uint32_t);
+    for (int i = 0; i < VALUE(3); i++) told[1 + i] = (uint32_t)AT(0, int)[i];
+    told[0] = (uint32_t)VALUE(2);
+}
+
 static void open_gate(void *const *params) {
     const struct { uint64_t slot[32]; int entry[32]; } *changes = params[0];
     for (int i = 0; i < VALUE(1); i++) AT(2, uint64_t)[changes->entry[i]] = changes->slot[i];
@@ -123,6 +134,7 @@ int cuLaunchKernelEx(const unsigned *config, const char *function, void **params
     if (before || lost) return before;
     if (!strcmp(function, "route")) route(params, (int)config[0]);
     if (!strcmp(function, "resolve_experts")) resolve_experts(params);
+    if (!strcmp(function, "tell_guess")) tell_guess(params);
     if (!strcmp(function, "await_experts")) AT(7, uint64_t)[1] = AT(7, uint64_t)[2] = now();
     if (!strcmp(function, "open_gate")) open_gate(params);
     if (!strcmp(function, "stamp_clock")) *AT(0, uint64_t) = now();

@@ -454,6 +454,23 @@ impl Device {
         self.check("marking a place among kernels", event.record(self.lane(lane)))
     }
 
+    /// Lets `event` come when the uploads of [`Self::upload_span`] so far have ended.
+    pub(super) fn mark_uploads(&self, event: &CudaEvent) -> Result<(), BackendError> {
+        self.check("marking a place among uploads", event.record(&self.uploads))
+    }
+
+    /// Whether what `event` was marked behind has ended; also of one that was never marked.
+    pub(super) fn has_come(&self, event: &CudaEvent) -> Result<bool, BackendError> {
+        self.bind()?;
+        self.check("uploads", event.try_is_complete())
+    }
+
+    /// Ops from now on begin when what was started in `lane` so far has ended; `event` is used for it.
+    pub(super) fn wait_for_lane(&self, lane: Lane, event: &CudaEvent) -> Result<(), BackendError> {
+        self.mark(event, lane)?;
+        self.check("waiting for kernels beside the ops", self.sides.ops().wait(event))
+    }
+
     /// Host to device beside the kernels: `len` bytes at `src`, after `free` and the uploads before; kernels started in `lane` from now on wait for
     /// it, by way of `arrived`. `clock` are events with times for its beginning and end.
     ///

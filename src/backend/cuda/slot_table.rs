@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
+use cudarc::driver::CudaEvent;
 use parking_lot::Mutex;
 
-use super::device::Device;
+use super::device::{Device, Lane};
 use super::gate_times::GateTimes;
 use super::host_memory::HostBytes;
 use super::launch::expert_gate::{self, Gate};
@@ -24,8 +25,13 @@ use crate::obs::spans;
 pub use super::launch::expert_gate::CHANGES_MAX;
 pub use super::launch::experts_row::ExpertShape;
 
-/// Words of one layer's entry in host memory: the pass, whether all experts were there, their ids. Whole cache lines.
-const TOLD_WORDS: usize = 32;
+/// Words of one layer's entry in host memory: the pass, whether all experts were there, their ids; then, on a line of their own, the pass and the
+/// experts that were guessed for it. Whole cache lines.
+const TOLD_WORDS: usize = 64;
+/// Where the guess begins.
+const GUESS_AT: usize = 32;
+/// Experts of a guess.
+pub const NAMED_MAX: usize = 4;
 
 /// The table of one model's experts.
 pub struct SlotTable {
@@ -33,7 +39,7 @@ pub struct SlotTable {
     experts: usize,
     /// `[layers, experts]` addresses, 0 where an expert is not there.
     table: Bytes,
-    /// `[layers]` words: the last pass that a gate was opened for.
+    /// `[layers + 1]` words: the last pass that a gate was opened for. Nobody waits at the last one.
     gates: Bytes,
     /// `[EXPERTS_MAX]` ids and addresses of the row under way.
     sorted: Bytes,
@@ -45,6 +51,9 @@ pub struct SlotTable {
     /// Number of the last pass.
     pass: AtomicU32,
     segments: Segments,
+    /// Behind the last upload ahead, and behind the last change of the table.
+    copied: CudaEvent,
+    changed: CudaEvent,
     times: GateTimes,
     device: Arc<Device>,
 }
@@ -71,13 +80,15 @@ impl SlotTable {
             layers,
             experts,
             table: bytes("the table of slots", entries)?,
-            gates: bytes("gates of experts", 4 * layers)?,
+            gates: bytes("gates of experts", 4 * (layers + 1))?,
             sorted: bytes("ids of a row", 4 * EXPERTS_MAX)?,
             slots: bytes("slots of a row", 8 * EXPERTS_MAX)?,
             told,
             image: Mutex::new(device.host_bytes(entries)?),
             pass: AtomicU32::new(0),
             segments: Segments::default(),
+            copied: device.event()?,
+            changed: device.event()?,
             times: GateTimes::new(device, layers)?,
             device: Arc::clone(device),
         })
@@ -227,6 +238,25 @@ impl SlotPass<'_> {
         Some(Told { ids, are_all: word(1).load(Ordering::Relaxed) != 0 })
     }
 
+    /// Queues the telling of `count` experts that `layer` will probably choose.
+    ///
+    /// # Errors
+    /// Failures of the device.
+    pub fn tell_guess(&self, layer: usize, ids: &CudaIds, count: usize) -> Result<(), BackendError> {
+        let t = self.table;
+        assert!(layer < t.layers && count <= NAMED_MAX, "{count} experts of layer {layer}");
+        let told = t.told.address() + 4 * (TOLD_WORDS * layer + GUESS_AT) as u64;
+        expert_gate::tell_guess(&t.device, ids, told, self.number, count)
+    }
+
+    /// What [`Self::tell_guess`] told of `layer`, once it has; only as many as were asked for count.
+    pub fn guess(&self, layer: usize) -> Option<[i32; NAMED_MAX]> {
+        let word = |i: usize| self.table.told.word(TOLD_WORDS * layer + GUESS_AT + i);
+        // Acquire: as for `told`.
+        let is_told = word(0).load(Ordering::Acquire) == self.number;
+        is_told.then(|| std::array::from_fn(|i| word(1 + i).load(Ordering::Relaxed) as i32))
+    }
+
     /// From now on ops are recorded, to be started together.
     ///
     /// # Errors
@@ -279,16 +309,48 @@ impl SlotPass<'_> {
     /// Failures of the device.
     pub fn open(&self, layer: usize, changes: &[(usize, u64)]) -> Result<(), BackendError> {
         let t = self.table;
+        assert!(layer <= t.layers, "layer {layer} of {}", t.layers);
         assert!(changes.iter().all(|(entry, _)| *entry < t.layers * t.experts), "entries of the table");
-        expert_gate::open(&t.device, (self.gate(layer).word, self.number), t.table.at, changes)
+        let word = t.gates.at + 4 * layer as u64;
+        expert_gate::open(&t.device, (word, self.number), t.table.at, changes)
     }
 
-    /// All gates were answered, or need no answer.
-    pub fn end(mut self) {
+    /// Changes entries of the table behind the uploads so far, as [`Self::open`] does, whatever the device is at: entries of layers that have
+    /// chosen, or of experts that are not in the table yet.
+    ///
+    /// # Errors
+    /// Failures of the device.
+    pub fn change(&self, changes: &[(usize, u64)]) -> Result<(), BackendError> {
+        self.open(self.table.layers, changes)
+    }
+
+    /// Marks the uploads so far, for [`Self::has_copied`].
+    ///
+    /// # Errors
+    /// Failures of the device.
+    pub fn mark_copy(&self) -> Result<(), BackendError> {
+        self.table.device.mark_uploads(&self.table.copied)
+    }
+
+    /// Whether the uploads that were marked last have ended.
+    ///
+    /// # Errors
+    /// Failures of the device.
+    pub fn has_copied(&self) -> Result<bool, BackendError> {
+        self.table.device.has_come(&self.table.copied)
+    }
+
+    /// All gates were answered, or need no answer. Ops from now on see all changes of the table and all that was uploaded.
+    ///
+    /// # Errors
+    /// Failures of the device; the pass is given up then.
+    pub fn end(mut self) -> Result<(), BackendError> {
+        self.table.device.wait_for_lane(Lane::Arranging, &self.table.changed)?;
         self.is_over = true;
         // A device that failed says so to whoever asks it next.
         let _ = self.table.times.ask(&self.table.device);
         self.table.device.end_awaiting();
+        Ok(())
     }
 }
 

@@ -12,7 +12,9 @@ use crate::backend::cpu::experts_rows::experts_rows as one_by_one;
 use crate::backend::{Backend, BackendError, ops};
 use crate::models::ModelError;
 use crate::models::probe::{Point, Probe};
-use crate::models::supply::{ExpertLease, ExpertMats, ExpertSupply, Phase, RowChoice, RowExperts, RowProducts};
+use crate::models::supply::{
+    ExpertLease, ExpertMats, ExpertSupply, Phase, RowChoice, RowExperts, RowGuess, RowProducts,
+};
 use crate::units::{ExpertIdx, LayerIdx};
 
 /// Router and shared expert of one layer.
@@ -226,16 +228,35 @@ impl<B: Backend> Moe<'_, B> {
     }
 
     /// As [`Self::row`], with experts that the device finds by itself: everything is queued, nothing is waited for.
-    pub fn row_found(&mut self, found: &mut dyn RowExperts<B>) -> Result<(), ModelError> {
+    pub fn row_found(&mut self, found: &mut dyn RowExperts<B>, next: Option<&MoeWeights<B>>) -> Result<(), ModelError> {
         let (backend, layer, k, limit) = (self.backend, LayerIdx(self.layer as u16), self.sizes.k, self.rules.limit);
         let w = &mut *self.work;
         let (ids, weights, sorted) = (&w.router_ids, &w.router_weights, &mut w.expert_weights);
         found.chosen(RowChoice { layer, k, ids, weights, sorted })?;
+        if let Some(next) = next {
+            self.name_next(next, found)?;
+        }
         // Beside everything since `Pass::enter_experts` has forked; the host has this long at least to bring what is absent.
         backend.aside(|| self.shared_expert())?;
         found.products(RowProducts { layer, k, x: &*self.x, limit, outputs: &mut self.work.expert_out })?;
         backend.join()?;
         Ok(self.combine_sorted()?)
+    }
+
+    /// Queues the choice that the next layer's router would make now, if somebody wants to know.
+    fn name_next(&mut self, next: &MoeWeights<B>, found: &mut dyn RowExperts<B>) -> Result<(), ModelError> {
+        let (count, bias) = match (found.guesses_wanted(), &next.bias) {
+            (0, _) | (_, None) => return Ok(()),
+            (wanted, Some(bias)) => (wanted.min(self.sizes.k), bias),
+        };
+        let (backend, w, experts) = (self.backend, &mut *self.work, self.sizes.experts);
+        // Logits and weights of this layer have been used up by its own choice; places are for passes that the host groups.
+        let logits = ops::Matmul { w: backend.view(&next.router), x: self.x, rows: 1, groups: 1 };
+        backend.matmul(logits, &mut w.router_logits)?;
+        let (logits, scale, normalise) = (&w.router_logits, 1.0, false);
+        let op = ops::Route { logits, bias, rows: 1, experts, k: count, scale, normalise };
+        backend.route(op, &mut w.places, &mut w.router_weights)?;
+        Ok(found.guessed(RowGuess { layer: LayerIdx(self.layer as u16 + 1), ids: &w.places, count })?)
     }
 
     /// Tells `supply` what the next layer will probably request, if it wants to know. Between the routing of this layer and its sum.

@@ -254,7 +254,7 @@ impl<B: Backend, A: Architecture<B>> Runner<B, A> {
             // A next layer whose experts follow from the token has nothing to guess.
             let next = model.weights.layers.get(layer + 1).map(|next| &next.moe);
             match &mut found {
-                Some(found) => pass.moe(layer).row_found(&mut **found)?,
+                Some(found) => pass.moe(layer).row_found(&mut **found, next)?,
                 None => pass.moe(layer).row(&*self.experts, &mut self.host.grouping, known.as_deref(), next)?,
             }
             pass.leave_experts(layer)?;

@@ -60,11 +60,18 @@ pub struct Lease<'a> {
     shared: &'a Shared,
     phase: Phase,
     parts: LeaseParts,
+    /// Whether it answers a request: others overlap with none.
+    is_request: bool,
 }
 
 impl<'a> Lease<'a> {
     pub(super) fn new(shared: &'a Shared, phase: Phase, parts: LeaseParts) -> Self {
-        Self { shared, phase, parts }
+        Self { shared, phase, parts, is_request: true }
+    }
+
+    /// A hold on what is in memory, for a copy that nobody has requested.
+    pub(super) fn of_copy(shared: &'a Shared, parts: LeaseParts) -> Self {
+        Self { shared, phase: Phase::Decode, parts, is_request: false }
     }
 
     /// Experts requested.
@@ -162,7 +169,7 @@ impl Drop for Lease<'_> {
         parts.ready.clear();
         parts.pending = 0;
         table.keep_lease_parts(parts);
-        table.leases -= 1;
+        table.leases -= usize::from(self.is_request);
         let has_room_waiters = table.room_waiters > 0;
         drop(table);
         if has_room_waiters {

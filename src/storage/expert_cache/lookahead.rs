@@ -7,7 +7,7 @@ use cache_policy::prefetch::PrefetchScore;
 
 use super::fill::FillGuard;
 use super::table::SlotIdx;
-use super::{ExpertCache, Shared};
+use super::{ExpertCache, Lease, Shared};
 use crate::storage::reader::{BatchId, ReadSink};
 use crate::units::{ExpertKey, LayerIdx};
 
@@ -41,6 +41,19 @@ impl ExpertCache {
             self.note_batch(&batch.fills, id);
         }
         taken
+    }
+
+    /// Holds `key` for a copy ahead of its request, if it is in memory and that leaves `reserve` slots of its class to requests. Reads nothing.
+    pub fn hold_present(&self, key: ExpertKey, reserve: usize) -> Option<Lease<'_>> {
+        let mut table = self.shared.table.lock();
+        let mut parts = table.take_lease_parts();
+        let is_held = table.hold_present(key, reserve, &mut parts);
+        if !is_held {
+            table.keep_lease_parts(parts);
+            return None;
+        }
+        drop(table);
+        Some(Lease::of_copy(&self.shared, parts))
     }
 
     /// How many of `keys` are neither in memory nor on their way.

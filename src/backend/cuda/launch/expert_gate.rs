@@ -42,6 +42,14 @@ pub fn resolve(
     unsafe { launch.start() }
 }
 
+/// Tells the host at `told` the `count` experts that a layer will probably choose.
+pub fn tell_guess(device: &Device, ids: &CudaIds, told: u64, pass: u32, count: usize) -> Result<(), BackendError> {
+    let launch = Launch::new(device, "tell_guess", [1, 1, 1], 32).ids(ids, count).pointer(told);
+    let launch = launch.int(pass as usize).int(count);
+    // SAFETY: the parameters of `tell_guess`; `told` is host memory with room for the ids.
+    unsafe { launch.start() }
+}
+
 /// Waits for the gate, then writes the slots of the layer's `k` experts to `slots`.
 pub fn wait(device: &Device, gate: Gate, stop: u64, slots: u64, k: usize) -> Result<(), BackendError> {
     let launch = Launch::new(device, "await_experts", [1, 1, 1], 32).pointer(gate.word).pointer(stop);

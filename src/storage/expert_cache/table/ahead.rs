@@ -6,6 +6,7 @@ use cache_policy::Placement;
 
 use super::{FillFor, NO_SLOT, Slot, SlotIdx, State, Table, index_in};
 use crate::storage::expert_cache::fill::Batch;
+use crate::storage::expert_cache::lease::LeaseParts;
 use crate::storage::reader::BatchId;
 use crate::units::ExpertKey;
 
@@ -53,6 +54,21 @@ impl Table {
         self.ledger.issued(key, u64::MAX);
         self.ahead.extend(&batch.fills);
         Some(batch)
+    }
+
+    /// Holds `key` if it is in memory and `reserve` slots of its class stay clear of holds and reads all the same. That it was read ahead of a
+    /// request has then been of use; nothing else is counted, and who decides what leaves next hears nothing.
+    pub fn hold_present(&mut self, key: ExpertKey, reserve: usize, lease: &mut LeaseParts) -> bool {
+        let Some(slot) = self.slot(key) else { return false };
+        let at = &self.slots[slot as usize];
+        let class = &self.classes[at.class as usize];
+        let busy_then = class.busy + usize::from(!at.is_busy());
+        if !matches!(at.state, State::Valid(_)) || busy_then + reserve > class.total {
+            return false;
+        }
+        self.ledger.used(key, 0);
+        self.hold(slot, lease);
+        true
     }
 
     /// The reader calls the fills `fills` by `batch`. Returns whether a request waits for one of them already.
