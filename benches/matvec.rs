@@ -85,7 +85,7 @@ fn measure(pool: &Pool, kernels: &Kernels, w: MatView, turns: usize) -> (f64, f6
     let mut out = vec![0.0; w.rows];
     let (mut reads, mut products) = (Vec::new(), Vec::new());
     for turn in 0..=turns {
-        let read = seconds(|| read(pool, w.bytes));
+        let read = seconds(|| _ = black_box(read(pool, w.bytes)));
         let product = seconds(|| matmul(pool, kernels, Arithmetic::Fast, w, &x, 1, &mut out));
         if turn > 0 {
             reads.push(read);

@@ -352,6 +352,8 @@ fn prompts_that_are_none() {
     for text in ["first", "-1", "", "70000", "0 "] {
         ds4_b(&["-p", "x", "--gpu-devices", text]).failed(2, &["--gpu-devices"]);
     }
+    ds4_b(&["-p", "x", "--cpu", "--gpu-uploads", "direct"]).failed(2, &["--gpu-uploads needs a GPU", "--cpu"]);
+    ds4_b(&["-p", "x", "--gpu-uploads", "fast"]).failed(2, &["--gpu-uploads", "direct"]);
     ds4_b(&["-p", "x", "--cpu", "--no-graph"]).failed(2, &["--no-graph", "--cpu"]);
     ds4_b(&["-p", "x", "--cpu", "--gpu-sums", "fast"]).failed(2, &["--gpu-sums", "--cpu"]);
     ds4_b(&["-p", "x", "--gpu-sums", "loose"]).failed(2, &["--gpu-sums", "exact", "fast"]);
@@ -360,6 +362,7 @@ fn prompts_that_are_none() {
         ds4_b(&["-p", "x", "--gpu-cache", "8"]).failed(1, &["--gpu-cache needs a GPU", "no GPU"]);
         // A GPU that was named is never replaced by the processor.
         ds4_b(&["-p", "x", "--gpu-devices", "0"]).failed(1, &["no GPU", "--backend cpu"]);
+        ds4_b(&["-p", "x", "--gpu-uploads", "copy"]).failed(1, &["--gpu-uploads needs a GPU", "no GPU"]);
         ds4_b(&["-p", "x", "--no-graph"]).failed(1, &["--no-graph needs a GPU", "no GPU"]);
         ds4_b(&["-p", "x", "--gpu-sums", "exact"]).failed(1, &["--gpu-sums needs a GPU", "no GPU"]);
     }

@@ -52,9 +52,17 @@ fn json_has_facts_rates_and_bounds() {
 #[test]
 fn the_table_has_all_sections() {
     let text = doctor(b(), &[]).ok().text();
-    for part in
-        ["Machine", "  kernel", "  memlock", "  GPU", "Drive under the model", "Model file", "Prediction", "auto"]
-    {
+    for part in [
+        "Machine",
+        "  kernel",
+        "  memlock",
+        "  GPU",
+        "  GPU rates",
+        "Drive under the model",
+        "Model file",
+        "Prediction",
+        "auto",
+    ] {
         assert!(text.contains(part), "{part} in {text}");
     }
     // The fixture is too small to measure a drive.

@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 use cli_rig::drawing::drawn;
 use cli_rig::made_models::{b, folder};
 use cli_rig::{Live, Ran, command, finish, json, scratch};
+use serde_json::Value;
 
 /// The folders of the driver's library and of the run-time compiler's; `None` where nothing compiles C.
 fn stubs() -> Option<&'static [PathBuf; 2]> {
@@ -360,4 +361,69 @@ fn what_a_gpu_does_is_drawn() {
     let opened = rows["arranging"].iter().filter(|s| s.what == "open_gate" && s.args["layer"].is_u64()).count();
     assert!(opened > 0 && !asked.contains_key("arranging"));
     assert!(!asked.contains_key("gpu-layers") && !asked.contains_key("gpu-waits"));
+}
+
+/// Statistics of an answer whose experts go through the host's slots, and what was said.
+fn streamed(name: &str, faults: &[(&str, &str)], more: &[&str]) -> Option<(Value, String)> {
+    let path = scratch(name).join("stats.json");
+    let args = ["-p", "x", "-n", "2", "--backend", "cuda", "--ssd-streaming", "--stats-json", path.to_str().unwrap()];
+    let ran = finish(&mut on_stub(faults, &[&args[..], more].concat())?);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    Some((json(&path)["gpu"].clone(), ran.stderr))
+}
+
+#[test]
+fn the_way_of_experts_is_chosen_and_counted() {
+    let ways = |name: &str, integrated: &str, more: &[&str]| {
+        let (gpu, _) = streamed(name, &[("STUB_INTEGRATED", integrated)], more)?;
+        let number = |key: &str| gpu[key].as_u64().unwrap();
+        assert!(number("registered_bytes") > 0 && number("expert_misses") > 0, "{gpu}");
+        Some((number("in_place_bytes"), number("upload_bytes")))
+    };
+    let Some((in_place, copied)) = ways("way-apart", "0", &[]) else { return };
+    assert_eq!(in_place, 0);
+    assert_eq!(ways("way-copy", "1", &["--gpu-uploads", "copy"]).unwrap().0, 0);
+    // What kernels read in place is not copied.
+    for (name, integrated, more) in [("way-one", "1", &[][..]), ("way-direct", "0", &["--gpu-uploads", "direct"])] {
+        let (in_place, copied_less) = ways(name, integrated, more).unwrap();
+        assert!(
+            in_place > 0 && copied_less + in_place <= copied,
+            "{name}: {in_place} in place, {copied_less} of {copied} copied"
+        );
+    }
+}
+
+#[test]
+fn host_memory_that_the_driver_does_not_take() {
+    let known = |gpu: &Value| (gpu["registered_bytes"].as_u64().unwrap() > 0, gpu["in_place_bytes"].as_u64().unwrap());
+    let Some((gpu, said)) = streamed("unregistered", &[("STUB_REGISTER", "801")], &[]) else { return };
+    assert!(
+        said.contains("host memory known to the GPU: operation not supported (CUDA_ERROR_NOT_SUPPORTED)"),
+        "{said}"
+    );
+    assert!(said.contains("several times slower"), "{said}");
+    assert_eq!(known(&gpu), (false, 0));
+    // Known to uploads, but not to kernels: what was chosen gives way, what was asked for does not.
+    let unmapped = [("STUB_MAP", "801"), ("STUB_INTEGRATED", "1")];
+    let (gpu, said) = streamed("unmapped", &unmapped, &[]).unwrap();
+    assert!(said.contains("CUDA_ERROR_NOT_SUPPORTED") && said.contains("experts are copied on their way"), "{said}");
+    assert_eq!(known(&gpu), (true, 0));
+    let direct = ["-p", "x", "-n", "1", "--backend", "cuda", "--gpu-uploads", "direct"];
+    let parts = ["--gpu-uploads direct: ", "CUDA_ERROR_NOT_SUPPORTED", "use --gpu-uploads copy"];
+    finish(&mut on_stub(&unmapped, &[&direct[..], &["--ssd-streaming"]].concat()).unwrap()).failed_late(1, &parts);
+    let parts = ["--gpu-uploads direct: ", "without --ssd-streaming", "use --gpu-uploads copy"];
+    finish(&mut on_stub(&[], &direct).unwrap()).failed_late(1, &parts);
+}
+
+#[test]
+fn the_doctor_measures_what_kernels_read() {
+    let Some(mut command) = on_stub(&[], &["--doctor", "--json"]) else { return };
+    let found: Value = serde_json::from_str(&finish(&mut command).ok().text()).unwrap();
+    let rates = &found["machine"]["gpu_rates"];
+    assert_eq!(rates["name"], "Stub GPU 0", "{found:#}");
+    assert!(rates["host_gb_per_s"].as_f64().unwrap() > 0.0 && rates["own_gb_per_s"].as_f64().unwrap() > 0.0);
+    let text = finish(&mut on_stub(&[], &["--doctor"]).unwrap()).ok().text();
+    assert!(text.contains("GPU rates     kernels read ") && text.contains("of the GPU's own (Stub GPU 0)"), "{text}");
+    let text = finish(&mut on_stub(&[("STUB_MAP", "801")], &["--doctor"]).unwrap()).ok().text();
+    assert!(text.contains("GPU rates     not measured: ") && text.contains("CUDA_ERROR_NOT_SUPPORTED"), "{text}");
 }

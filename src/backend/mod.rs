@@ -26,6 +26,9 @@ pub enum BackendError {
     /// The worker threads could not be started.
     #[error("{backend}: cannot start {threads} threads: {reason}; use fewer --threads")]
     Threads { backend: &'static str, threads: usize, reason: String },
+    /// The driver does not take memory of the host.
+    #[error("{backend}: the driver does not make {bytes} bytes of host memory known to the GPU: {reason}")]
+    HostMemory { backend: &'static str, bytes: usize, reason: String },
     /// The device failed; nothing that it computed since the last download can be trusted.
     #[error(
         "{backend}: {what} failed: {reason}; start again, with CUDA_LAUNCH_BLOCKING=1 to learn which kernel it was"
@@ -239,6 +242,8 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// `best = [1]`: where the largest of `count` values is, the lowest place among equals; -1 if one of them is NaN or infinity, or none is
     /// above minus infinity.
     fn best_of(&self, op: ops::BestOf<'_, Self>, best: &mut Self::Ids) -> Result<(), BackendError>;
+    /// `drawn = [1]`: a place among `count` values, drawn by the rule: the same for the same number on every device; -1 where `best_of` is.
+    fn draw(&self, op: ops::Draw<'_, Self>, drawn: &mut Self::Ids) -> Result<(), BackendError>;
 
     /// `out = [rows, width]`: n-gram rows as numbers.
     fn decode_rows(&self, op: ops::DecodeRows<'_, Self>, out: &mut Self::Buf) -> Result<(), BackendError>;

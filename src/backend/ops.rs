@@ -485,6 +485,29 @@ pub struct BestOf<'a, B: Backend> {
     pub count: usize,
 }
 
+/// How a place is drawn from weights that follow values: each filter looks at what the one before left.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct DrawRule {
+    /// A weight is exp((value - largest) / temperature). Above 0.
+    pub temperature: f32,
+    /// Only this many of the largest values; 0 is off.
+    pub top_k: usize,
+    /// Only the largest values whose weights together reach this share of all; 1 is off.
+    pub top_p: f32,
+    /// Only values with at least this share of the largest weight; 0 is off.
+    pub min_p: f32,
+    /// Any number, at random: its share of 2^64 is the place among the weights laid end to end.
+    pub number: u64,
+}
+
+/// A place drawn at random, larger values more often.
+pub struct Draw<'a, B: Backend> {
+    /// `[count]`.
+    pub values: &'a B::Buf,
+    pub count: usize,
+    pub rule: DrawRule,
+}
+
 /// Decoding of n-gram rows: E4M3 codes, then an E8M0 scale for each 32 of them; all are numbers, and so are their products.
 pub struct DecodeRows<'a, B: Backend> {
     /// `[rows, width + width / 32]` bytes in words of four, the last one filled up.

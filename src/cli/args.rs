@@ -61,6 +61,10 @@ pub struct ModelArgs {
     /// Experts kept in GPU memory: N slots, or NGB (GB = GiB) [default: what is free]
     #[arg(long, value_name = "N|NGB", allow_hyphen_values = true)]
     pub gpu_cache: Option<String>,
+    /// How experts reach a GPU's memory: copied, or read in the host's memory by the kernels that arrange them; auto measures that on a GPU without
+    /// memory of its own, and copies elsewhere
+    #[arg(long, value_enum, default_value_t = UploadsChoice::Auto, value_name = "WAY")]
+    pub gpu_uploads: UploadsChoice,
     /// The host looks up which experts a GPU needs, layer by layer, instead of the GPU (the same text, slower)
     #[arg(long)]
     pub no_graph: bool,
@@ -279,6 +283,14 @@ pub enum BackendChoice {
     Auto,
     Cpu,
     Cuda,
+}
+
+/// Ways of experts into the memory of a GPU.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum UploadsChoice {
+    Auto,
+    Copy,
+    Direct,
 }
 
 /// Orders of a GPU's sums.

@@ -76,6 +76,14 @@ fn machine(out: &mut String, m: &Machine) {
     row(out, "memory rate", &rate);
     // No GPU is no fault.
     row(out, "GPU", &m.gpu.detail);
+    let rates = match (&m.gpu_rates, &m.gpu_not_measured) {
+        (Some(r), _) => format!(
+            "kernels read {:.1} GB/s of host memory, {:.1} GB/s of the GPU's own ({})",
+            r.host_gb_per_s, r.own_gb_per_s, r.name
+        ),
+        (None, why) => format!("not measured: {}", why.as_deref().unwrap_or("unknown")),
+    };
+    row(out, "GPU rates", &rates);
     out.push('\n');
 }
 

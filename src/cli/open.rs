@@ -10,12 +10,13 @@ use crate::backend::cpu::simd::SimdLevel;
 use crate::backend::ops::Sums;
 use crate::cli::args::{
     BackendChoice, Cli, DirectFlag, IoChoice, LookaheadChoice, ProbeFlag, SimdChoice, SumsChoice, SweepRows,
+    UploadsChoice,
 };
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::note;
 use crate::cli::progress::{Meter, Unit};
 use crate::cli::{CliError, input};
-use crate::engine::options::{DeviceChoice, EngineOptions, LookaheadMode, Preload};
+use crate::engine::options::{DeviceChoice, EngineOptions, GpuUploads, LookaheadMode, Preload};
 use crate::engine::prepare::Prepared;
 use crate::engine::{Engine, EngineError, Step};
 use crate::storage::checksum::sidecar_path;
@@ -48,6 +49,9 @@ pub fn engine_options(cli: &Cli) -> Result<EngineOptions, CliError> {
     if device == DeviceChoice::Cpu && gpu_budget.is_some() {
         return Err(CliError::usage("--gpu-cache needs a GPU; drop it, or --cpu and --backend cpu"));
     }
+    if device == DeviceChoice::Cpu && cli.model.gpu_uploads != UploadsChoice::Auto {
+        return Err(CliError::usage("--gpu-uploads needs a GPU; drop it, or --cpu and --backend cpu"));
+    }
     if device == DeviceChoice::Cpu && cli.model.no_graph {
         return Err(CliError::usage("--no-graph needs a GPU; drop it, or --cpu and --backend cpu"));
     }
@@ -73,6 +77,11 @@ pub fn engine_options(cli: &Cli) -> Result<EngineOptions, CliError> {
         device,
         gpu_device: cli.model.gpu_devices.map(usize::from),
         gpu_budget,
+        gpu_uploads: match cli.model.gpu_uploads {
+            UploadsChoice::Auto => GpuUploads::Auto,
+            UploadsChoice::Copy => GpuUploads::Copy,
+            UploadsChoice::Direct => GpuUploads::Direct,
+        },
         finds_experts: !cli.model.no_graph,
         gpu_sums: cli.model.gpu_sums.map(|sums| match sums {
             SumsChoice::Exact => Sums::Exact,

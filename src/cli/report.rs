@@ -40,6 +40,7 @@ pub fn lines(stats: &RunStats) -> Vec<String> {
     if let Some(gpu) = &stats.gpu {
         let tokens = stats.generated_tokens + stats.prompt_tokens;
         lines.extend(graphics(gpu, tokens, if stats.is_streaming { stats.expert_misses } else { 0 }));
+        lines.extend(in_place(gpu));
         lines.extend(stats.token_time.iter().flat_map(|time| token_time::lines(time, gpu)));
     }
     if let Some(verify) = &stats.verify {
@@ -62,7 +63,7 @@ fn graphics(gpu: &GpuStats, tokens: u64, drive: u64) -> Vec<String> {
     let percent = |part: u64| 100.0 * part as f64 / uses.max(1) as f64;
     let done = format!(
         "{}: {} expert slots ({}), {} hits, {} misses, {} evictions, {} uploaded (experts at {:.1} GB/s), {} launches, {} graphs and {} waits a token, \
-         {} tokens that found their experts without the host, {} of {} attentions on tensor cores (sums: {})",
+         {} tokens chosen by it, {} that found their experts without the host, {} of {} attentions on tensor cores (sums: {})",
         gpu.name,
         gpu.cache_slots,
         Bytes(gpu.cache_bytes),
@@ -74,6 +75,7 @@ fn graphics(gpu: &GpuStats, tokens: u64, drive: u64) -> Vec<String> {
         gpu.launches / tokens.max(1),
         gpu.graphs / tokens.max(1),
         gpu.waits / tokens.max(1),
+        gpu.chosen_tokens,
         gpu.found_rows,
         gpu.tensor_attentions,
         gpu.attentions,
@@ -96,6 +98,16 @@ fn graphics(gpu: &GpuStats, tokens: u64, drive: u64) -> Vec<String> {
         ));
     }
     lines
+}
+
+/// How experts reached a GPU whose kernels can read the host's memory.
+fn in_place(gpu: &GpuStats) -> Option<String> {
+    let (host, own) = (gpu.host_read_gb_per_s?, gpu.own_read_gb_per_s?);
+    let way = match gpu.in_place_bytes {
+        0 => "experts were copied".to_owned(),
+        bytes => format!("{} of experts were read where they landed", Bytes(bytes)),
+    };
+    Some(format!("kernels read {host:.1} GB/s of host memory and {own:.1} GB/s of the GPU's own: {way}"))
 }
 
 fn streaming(stats: &RunStats) -> Vec<String> {
@@ -199,8 +211,12 @@ mod tests {
             launches: 1000,
             graphs: 70,
             waits: 50,
+            chosen_tokens: 8,
             wait_ms: 7.5,
             registered_bytes: 0,
+            in_place_bytes: 0,
+            host_read_gb_per_s: None,
+            own_read_gb_per_s: None,
             upload_bytes: 3 << 30,
             download_bytes: 0,
             upload_gb_per_s: 48.5,
@@ -213,12 +229,25 @@ mod tests {
             done.starts_with("card: 7 expert slots (7.00 MiB), 60 hits, 40 misses, 33 evictions, 3.00 GiB"),
             "{done}"
         );
-        let end = "100 launches, 7 graphs and 5 waits a token, 9 tokens that found their experts without the host, \
+        let end = "100 launches, 7 graphs and 5 waits a token, 8 tokens chosen by it, 9 that found their experts without the host, \
                    30 of 40 attentions on tensor cores (sums: fast)";
         assert!(done.ends_with(end), "{done}");
         assert_eq!(
             tiers,
             "tiers: 60.0 % of 100 experts in GPU memory, 25.0 % in host memory, 15.0 % read from the drive"
+        );
+        assert_eq!(in_place(&gpu), None);
+        let read = |in_place_bytes| GpuStats {
+            in_place_bytes,
+            host_read_gb_per_s: Some(200.0),
+            own_read_gb_per_s: Some(250.0),
+            ..gpu.clone()
+        };
+        let rates = "kernels read 200.0 GB/s of host memory and 250.0 GB/s of the GPU's own: ";
+        assert_eq!(in_place(&read(0)).unwrap(), format!("{rates}experts were copied"));
+        assert_eq!(
+            in_place(&read(3 << 20)).unwrap(),
+            format!("{rates}3.00 MiB of experts were read where they landed")
         );
         // Nothing was asked: no division by zero.
         let idle = GpuStats { expert_hits: 0, expert_misses: 0, guessed_uploads: 0, ..gpu };

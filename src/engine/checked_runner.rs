@@ -121,8 +121,8 @@ impl ModelRunner for CheckedRunner {
         self.inner.chooses()
     }
 
-    fn best(&self) -> Option<TokenId> {
-        self.inner.best()
+    fn chosen(&self) -> Option<TokenId> {
+        self.inner.chosen()
     }
 
     fn fetch_logits(&mut self, logits: &mut [f32]) -> Result<(), ModelError> {

@@ -5,12 +5,15 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use serde::Serialize;
 
 #[cfg(feature = "cuda")]
 use crate::backend::cuda;
 use crate::backend::{Backend, BackendError};
 use crate::engine::EngineError;
-use crate::engine::options::{DeviceChoice, EngineOptions};
+#[cfg(feature = "cuda")]
+use crate::engine::gpu_uploads;
+use crate::engine::options::{DeviceChoice, EngineOptions, GpuUploads};
 use crate::engine::stats::GpuStats;
 use crate::engine::token_time::PassClock;
 use crate::models::supply::{ExpertSupply, RowSupply};
@@ -52,6 +55,22 @@ impl Chosen {
         }
     }
 
+    /// What kernels of the GPU read a second of the host's memory and of its own, measured now.
+    ///
+    /// # Errors
+    /// Why it was not measured, in words.
+    pub fn read_rates(&self) -> Result<GpuRates, String> {
+        match self {
+            Self::Cpu { why } => Err(why.clone().unwrap_or_else(|| "the processor was asked for".to_owned())),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(device) => {
+                let rates = gpu_uploads::measure(device)?;
+                let (host_gb_per_s, own_gb_per_s) = (rates.host_gb_per_s, rates.own_gb_per_s);
+                Ok(GpuRates { name: device.properties().name.clone(), host_gb_per_s, own_gb_per_s })
+            }
+        }
+    }
+
     /// What is free of the GPU's memory; `None` on the processor.
     ///
     /// # Errors
@@ -74,6 +93,16 @@ impl Chosen {
     }
 }
 
+/// What kernels of a GPU that do nothing else read a second, in 1e9 bytes.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct GpuRates {
+    pub name: String,
+    /// Of host memory that the GPU knows.
+    pub host_gb_per_s: f64,
+    /// Of memory that the GPU gave out.
+    pub own_gb_per_s: f64,
+}
+
 /// The device for `options`.
 ///
 /// # Errors
@@ -94,6 +123,9 @@ pub(super) fn choose(options: &EngineOptions) -> Result<Chosen, EngineError> {
         let why = || why.clone().unwrap_or_else(|| "the processor was asked for".to_owned());
         if options.gpu_budget.is_some() {
             return Err(EngineError::NoGpuForCache { why: why() });
+        }
+        if options.gpu_uploads != GpuUploads::Auto {
+            return Err(EngineError::NoGpuForUploads { why: why() });
         }
         if !options.finds_experts {
             return Err(EngineError::NoGpuForRows { why: why() });

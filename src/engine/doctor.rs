@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::backend::cpu::memory_rate::read_gb_per_s;
 use crate::backend::cpu::pool::Pool;
 use crate::backend::cpu::simd::SimdLevel;
+use crate::engine::device::{self, GpuRates};
 use crate::engine::forecast::Forecast;
 use crate::engine::options::EngineOptions;
 use crate::engine::prepare::{Prepared, prepare};
@@ -56,6 +57,10 @@ pub struct Machine {
     /// All threads together, over half a GiB; `None` without room for that.
     pub memory_gb_per_s: Option<f64>,
     pub gpu: Check,
+    /// Measured now.
+    pub gpu_rates: Option<GpuRates>,
+    /// Why it was not measured.
+    pub gpu_not_measured: Option<String>,
 }
 
 /// The drive under the model file.
@@ -126,10 +131,18 @@ pub struct Diagnosis {
 /// Looks at the machine, the drive under the model of `options`, the file, and what they give together.
 pub fn examine(options: &EngineOptions) -> Diagnosis {
     let path = &options.model;
-    let machine = machine(path, options.threads.unwrap_or_else(sys::cpu_count));
+    let mut machine = machine(path, options.threads.unwrap_or_else(sys::cpu_count));
     let drive = drive(path, options);
     let streamed = EngineOptions { is_streaming: true, probe: ProbeChoice::Off, ..options.clone() };
     let prepared = prepare(&streamed);
+    let chosen = match &prepared {
+        Ok(prepared) => Ok(prepared.chosen.clone()),
+        Err(_) => device::choose(&streamed).map_err(|e| e.to_string()),
+    };
+    match chosen.and_then(|chosen| chosen.read_rates()) {
+        Ok(rates) => machine.gpu_rates = Some(rates),
+        Err(why) => machine.gpu_not_measured = Some(why),
+    }
     let forecast = prepared
         .as_ref()
         .ok()
@@ -163,6 +176,8 @@ fn machine(path: &Path, threads: usize) -> Machine {
         group_used_bytes: facts.group_used.0,
         memory_gb_per_s: memory_rate(threads, facts.usable()),
         gpu: gpu(),
+        gpu_rates: None,
+        gpu_not_measured: None,
     }
 }
 

@@ -7,13 +7,14 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::backend::cpu::CpuBackend;
-use crate::backend::cuda::{self, CudaBackend, DeviceCounters, Registered};
+use crate::backend::cuda::{self, CudaBackend, DeviceCounters, ReadRates};
 use crate::backend::ops::Sums;
 use crate::engine::EngineError;
 use crate::engine::device::{On, ReadGpu};
 use crate::engine::gpu_experts::{GpuExperts, slot_bytes};
 use crate::engine::gpu_rows::RowTable;
 use crate::engine::gpu_times::GpuTimes;
+use crate::engine::gpu_uploads::{self, HostSlots};
 use crate::engine::metadata::FileMetadata;
 use crate::engine::one_memory;
 use crate::engine::options::EngineOptions;
@@ -68,7 +69,7 @@ pub(super) fn place(
     prepared: &Prepared,
     routes: Routes,
 ) -> Result<On<CudaBackend>, EngineError> {
-    let registered = register(&backend, &arena);
+    let HostSlots { registered, rates } = gpu_uploads::prepare(&backend, &arena, options.gpu_uploads)?;
     let layers = prepared.layout.experts.clone();
     let slots = slots(&backend, options, prepared, slot_bytes(&layers) as u64)?;
     let (_, _, top_k) = prepared.config.expert_shape();
@@ -84,26 +85,10 @@ pub(super) fn place(
     let read_gpu: ReadGpu = {
         let (backend, experts) = (Arc::clone(&backend), Arc::clone(&experts));
         let bus = experts.bus_gb_per_s().unwrap_or(0.0);
-        Box::new(move || GpuStats { bus_gb_per_s: bus, ..read(&backend, &experts, &loaded) })
+        Box::new(move || GpuStats { bus_gb_per_s: bus, ..read(&backend, &experts, (&loaded, rates)) })
     };
     let times = GpuTimes { backend: Arc::clone(&backend), experts: Arc::clone(&experts) };
     Ok(On { backend, model, experts, read_gpu: Some(read_gpu), times: Mutex::new(Some(Box::new(times))) })
-}
-
-/// Makes the arena of the host's slots known to the device, so that uploads from it are as fast as the bus. A device that refuses says so
-/// once, and uploads are copied by the driver.
-fn register(backend: &CudaBackend, arena: &[Piece]) -> Vec<Registered> {
-    let mut registered = Vec::with_capacity(arena.len());
-    for piece in arena {
-        match backend.register(piece.start, piece.len, Arc::clone(&piece.owner)) {
-            Ok(guard) => registered.push(guard),
-            Err(error) => {
-                tracing::warn!("{error}; uploads of experts will be several times slower");
-                break;
-            }
-        }
-    }
-    registered
 }
 
 fn work_bytes(prepared: &Prepared) -> u64 {
@@ -147,7 +132,11 @@ fn slots(
     Ok(wanted.min(experts) as usize)
 }
 
-fn read(backend: &CudaBackend, experts: &GpuExperts, loaded: &DeviceCounters) -> GpuStats {
+fn read(
+    backend: &CudaBackend,
+    experts: &GpuExperts,
+    (loaded, rates): (&DeviceCounters, Option<ReadRates>),
+) -> GpuStats {
     let (counts, device) = (experts.counts(), backend.device().counters());
     let (slots, bytes) = experts.size();
     let (attentions, tensor_attentions) = backend.attention_counts();
@@ -173,9 +162,13 @@ fn read(backend: &CudaBackend, experts: &GpuExperts, loaded: &DeviceCounters) ->
         tensor_attentions,
         launches: device.launches,
         graphs: device.graphs,
+        chosen_tokens: device.choices,
         waits: device.waits,
         wait_ms: device.wait_ns as f64 / 1e6,
         registered_bytes: experts.registered_bytes() as u64,
+        in_place_bytes: device.in_place_bytes,
+        host_read_gb_per_s: rates.map(|rates| rates.host_gb_per_s),
+        own_read_gb_per_s: rates.map(|rates| rates.own_gb_per_s),
         upload_bytes: device.upload_bytes,
         download_bytes: device.download_bytes,
         // Bytes a nanosecond.

@@ -19,6 +19,8 @@ mod gpu_rows;
 mod gpu_slots;
 #[cfg(feature = "cuda")]
 mod gpu_times;
+#[cfg(feature = "cuda")]
+mod gpu_uploads;
 mod host_plan;
 pub mod hotlist;
 pub mod known;
@@ -144,6 +146,10 @@ pub enum EngineError {
     Changed { path: PathBuf, change: FileChange },
     #[error("no GPU: {reason}; use --backend cpu")]
     NoGpu { reason: String },
+    #[error("--gpu-uploads needs a GPU: {why}; drop the flag")]
+    NoGpuForUploads { why: String },
+    #[error("--gpu-uploads direct: {reason}; use --gpu-uploads copy")]
+    GpuUploads { reason: String },
     #[error("--no-graph needs a GPU: {why}; drop the flag")]
     NoGpuForRows { why: String },
     #[error("--gpu-sums needs a GPU: {why}; drop the flag")]

@@ -1,6 +1,6 @@
 //! Plans for a GPU that has no memory of its own: one cache, in the GPU's slots, and a few host slots where reads land.
-//! Never measures; it divides what the planner found. Surprising fact: kernels do not read experts where the drive put them, though they could:
-//! they want the blocks in planes (kernels/arrange.cuh), so an expert is copied once on its way, within the same memory.
+//! Never measures; it divides what the planner found. Surprising fact: kernels do not multiply experts where the drive put them, though they could:
+//! they want the blocks in planes (kernels/arrange.cuh), so an expert is arranged once on its way, within the same memory (`gpu_uploads`).
 
 use cache_policy::plan::{self, Budget, Facts, Plan, Request};
 

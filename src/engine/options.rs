@@ -95,6 +95,18 @@ impl LookaheadMode {
     }
 }
 
+/// How experts get from host memory into that of a GPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum GpuUploads {
+    /// [`Self::Direct`] on a GPU without memory of its own whose kernels read the host's well, [`Self::Copy`] elsewhere.
+    #[default]
+    Auto,
+    /// Copied first, arranged then.
+    Copy,
+    /// Read in the host's memory by the kernels that arrange them.
+    Direct,
+}
+
 /// Everything that shapes an engine.
 #[derive(Clone)]
 pub struct EngineOptions {
@@ -110,6 +122,7 @@ pub struct EngineOptions {
     pub gpu_device: Option<usize>,
     /// Experts in GPU memory; `None` for what is free.
     pub gpu_budget: Option<Budget>,
+    pub gpu_uploads: GpuUploads,
     /// Let a GPU find the experts of a token by itself.
     pub finds_experts: bool,
     /// The order of a GPU's sums; `None` for the default.
@@ -166,6 +179,7 @@ impl EngineOptions {
             device: DeviceChoice::default(),
             gpu_device: None,
             gpu_budget: None,
+            gpu_uploads: GpuUploads::Auto,
             finds_experts: true,
             gpu_sums: None,
             simd: None,

@@ -81,12 +81,19 @@ pub struct GpuStats {
     pub launches: u64,
     /// Graphs started, of kernels that the GPU runs one after another.
     pub graphs: u64,
+    /// Tokens chosen on the GPU, greedily or at a temperature: the host waited for an id where it would have waited for the logits.
+    pub chosen_tokens: u64,
     /// Times that the host waited for the GPU.
     pub waits: u64,
     /// How long it waited, for the choices of routers too.
     pub wait_ms: f64,
     /// Host memory that the GPU reads directly.
     pub registered_bytes: u64,
+    /// Bytes of experts that kernels read in host memory instead of a copy.
+    pub in_place_bytes: u64,
+    /// What kernels read of host memory and of the GPU's own, in 1e9 bytes a second; absent where the way of experts needed no measurement.
+    pub host_read_gb_per_s: Option<f64>,
+    pub own_read_gb_per_s: Option<f64>,
     pub upload_bytes: u64,
     pub download_bytes: u64,
     /// Rate of the uploads of experts whose time was taken (one of 16), in 1e9 bytes a second while they were under way; 0 without any.

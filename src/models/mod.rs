@@ -15,6 +15,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+pub use crate::backend::cpu::draw;
+pub use crate::backend::ops::DrawRule;
 use crate::backend::{Backend, BackendError};
 use crate::units::TokenId;
 use blocks::backbone::Backbone;
@@ -55,12 +57,14 @@ pub enum ModelError {
 }
 
 /// For which rows of a forward pass logits are wanted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Want {
     None,
-    /// Of a single token, only the most likely next one ([`ModelRunner::best`]): its logits stay where they were computed. For runners that
+    /// Of a single token, only the most likely next one ([`ModelRunner::chosen`]): its logits stay where they were computed. For runners that
     /// choose.
     Best,
+    /// Likewise one that is drawn.
+    Drawn(DrawRule),
     Last,
     All,
 }
@@ -70,7 +74,7 @@ impl Want {
     pub fn rows(self, rows: usize) -> usize {
         match self {
             Self::None => 0,
-            Self::Best | Self::Last => rows.min(1),
+            Self::Best | Self::Drawn(_) | Self::Last => rows.min(1),
             Self::All => rows,
         }
     }
@@ -127,12 +131,13 @@ pub trait ModelRunner: Send {
     /// Starts reading what `tokens` will need if they are the next ones. Costs nothing if the model has no tables.
     fn prefetch_rows(&mut self, tokens: &[TokenId]) -> Result<(), ModelError>;
 
-    /// Whether passes of one token may want [`Want::Best`].
+    /// Whether passes of one token may want [`Want::Best`] and [`Want::Drawn`].
     fn chooses(&self) -> bool {
         false
     }
-    /// The most likely token after a pass that wanted it, the lowest id among equals; `None` where nothing can be chosen from the logits.
-    fn best(&self) -> Option<TokenId> {
+    /// The token that the last pass chose, if that was wanted: the most likely one, the lowest id among equals, or the one drawn; `None` where
+    /// nothing can be chosen from the logits.
+    fn chosen(&self) -> Option<TokenId> {
         None
     }
     /// Logits that the last pass left where they were computed, into `[vocab]`. Nothing was done with this runner since.

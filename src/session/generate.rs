@@ -73,7 +73,8 @@ pub type OnPiece<'a> = dyn FnMut(&Piece<'_>) -> Flow + 'a;
 
 /// The next token of `timeline`.
 fn choose(timeline: &mut Timeline, sampler: &mut Sampler, options: &GenerateOptions) -> Result<Choice, GenerateError> {
-    if let Some(id) = timeline.best() {
+    if let Some(id) = timeline.chosen() {
+        sampler.take_number();
         return Ok(Choice { id, logprob: f32::NAN });
     }
     // A runner that could not choose leaves it to the sampler to say why.
@@ -114,8 +115,7 @@ fn answer(
     watcher: &mut dyn Watcher,
     on_piece: &mut OnPiece<'_>,
 ) -> Result<Answer, GenerateError> {
-    let is_simple =
-        sampler.is_greedy() && !options.is_scored && options.top_logprobs == 0 && options.want == Want::Last;
+    let is_simple = !options.is_scored && options.top_logprobs == 0 && options.want == Want::Last;
     let started = Instant::now();
     let mut utf8 = Utf8Stream::new();
     let mut answer =
@@ -155,7 +155,7 @@ fn answer(
         }
         if has_next {
             match is_simple {
-                true => timeline.append_to_choose(choice.id, watcher)?,
+                true => timeline.append_to_choose(choice.id, sampler.next_rule(), watcher)?,
                 false => timeline.append(&[choice.id], options.want, watcher)?,
             }
             answer.passes += 1;

@@ -1,6 +1,7 @@
 //! Chooses the next token from logits. Owns the random numbers and scratch space; never changes the logits.
 //! Order: temperature, top-k, top-p, min-p, each on what the one before left. Surprising fact: a seed keeps its meaning only as long
-//! as every choice draws exactly one number, so even a choice among one candidate draws it (greedy choice never does).
+//! as every choice draws exactly one number, so even a choice among one candidate draws it (greedy choice never does). Who draws the token by
+//! that number, this processor or a device, makes no difference: weights are whole numbers (`models::draw`).
 
 use std::cmp::Ordering;
 
@@ -8,6 +9,8 @@ use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use thiserror::Error;
 
+use crate::models::DrawRule;
+use crate::models::draw::{Drawer, exp_down};
 use crate::units::TokenId;
 
 /// How to choose. [`SamplerParams::default`] is the publisher's advice for V4.1: temperature 1 and no filter.
@@ -50,31 +53,17 @@ pub struct Choice {
     pub logprob: f32,
 }
 
-/// A token that may be chosen.
-#[derive(Clone, Copy)]
-struct Candidate {
-    id: TokenId,
-    logit: f32,
-    /// exp((logit - largest) / temperature), at most 1.
-    weight: f64,
-}
-
 /// Best first: higher logit, then lower id. Adding zero makes the two zeros equal, as they are for [`greedy`].
 fn rank((a_logit, a_id): (f32, TokenId), (b_logit, b_id): (f32, TokenId)) -> Ordering {
     (b_logit + 0.0).total_cmp(&(a_logit + 0.0)).then(a_id.cmp(&b_id))
-}
-
-fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
-    rank((a.logit, a.id), (b.logit, b.id))
 }
 
 /// Chooses tokens; one per conversation.
 pub struct Sampler {
     params: SamplerParams,
     random: ChaCha12Rng,
-    /// [vocab]; this and the candidates are kept between calls, so that only the first ones allocate.
-    weights: Vec<f64>,
-    candidates: Vec<Candidate>,
+    /// Kept between calls, so that only the first ones allocate.
+    drawer: Drawer,
 }
 
 impl Sampler {
@@ -92,7 +81,7 @@ impl Sampler {
         range("top-p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0, up to 1")?;
         range("min-p", min_p, (0.0..=1.0).contains(&min_p), "from 0 to 1")?;
         let random = ChaCha12Rng::seed_from_u64(params.seed);
-        Ok(Sampler { params, random, weights: Vec::new(), candidates: Vec::new() })
+        Ok(Sampler { params, random, drawer: Drawer::default() })
     }
 
     /// The parameters it was made with.
@@ -126,106 +115,25 @@ impl Sampler {
     /// Likewise.
     pub fn choose(&mut self, logits: &[f32]) -> Result<TokenId, SamplerError> {
         let best = greedy(logits)?;
-        Ok(if self.is_greedy() { best } else { self.draw(logits, best) })
+        let Some(rule) = self.next_rule() else { return Ok(best) };
+        self.take_number();
+        Ok(self.drawer.draw(logits, best as usize, &rule) as TokenId)
     }
 
-    /// Whether it takes the most likely token, by the rule of [`greedy`].
-    pub fn is_greedy(&self) -> bool {
-        self.params.temperature == 0.0
+    /// By which rule the next token is drawn; `None` if the most likely one is taken, by the rule of [`greedy`]. Whoever draws it by this rule says so
+    /// ([`Self::take_number`]).
+    pub fn next_rule(&self) -> Option<DrawRule> {
+        let SamplerParams { temperature, top_k, top_p, min_p, .. } = self.params;
+        let number = || self.random.clone().next_u64();
+        (temperature > 0.0).then(|| DrawRule { temperature, top_k, top_p, min_p, number: number() })
     }
 
-    fn draw(&mut self, logits: &[f32], best: TokenId) -> TokenId {
-        let largest = f64::from(logits[best as usize]);
-        let temperature = f64::from(self.params.temperature);
-        self.weights.clear();
-        self.weights.extend(logits.iter().map(|&logit| exp_down((f64::from(logit) - largest) / temperature)));
-        // 53 random bits: every multiple of 2^-53 below 1.
-        let unit = (self.random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
-        let SamplerParams { top_k, top_p, min_p, .. } = self.params;
-        if top_k == 0 && top_p == 1.0 && min_p == 0.0 {
-            return pick(unit, (0..).zip(self.weights.iter().copied()), best);
-        }
-        self.filter(logits);
-        pick(unit, self.candidates.iter().map(|candidate| (candidate.id, candidate.weight)), best)
-    }
-
-    /// Fills the candidates with what the filters leave, by id.
-    fn filter(&mut self, logits: &[f32]) {
-        let SamplerParams { top_k, top_p, min_p, .. } = self.params;
-        let all = (0..).zip(logits.iter().zip(&self.weights));
-        self.candidates.clear();
-        self.candidates.extend(all.map(|(id, (&logit, &weight))| Candidate { id, logit, weight }));
-        if (1..logits.len()).contains(&top_k) {
-            self.candidates.select_nth_unstable_by(top_k, by_rank);
-            self.candidates.truncate(top_k);
-            // Selection leaves an order that depends on its algorithm; sums are taken in the order of ids.
-            self.candidates.sort_unstable_by_key(|candidate| candidate.id);
-        }
-        if top_p < 1.0 {
-            self.keep_top_p();
-        }
-        // The best candidate has weight 1 and always stays.
-        let floor = f64::from(min_p);
-        self.candidates.retain(|candidate| candidate.weight >= floor && candidate.weight > 0.0);
-        self.candidates.sort_unstable_by_key(|candidate| candidate.id);
-    }
-
-    /// Keeps the shortest run of best candidates whose weights reach the wanted share of all weights.
-    fn keep_top_p(&mut self) {
-        let candidates = &mut self.candidates;
-        let total = candidates.iter().map(|candidate| candidate.weight).sum::<f64>();
-        let share = f64::from(self.params.top_p);
-        // All candidates below this weight together have less than what the run may leave out, so none is in the run;
-        // a quarter leaves room for rounding.
-        let floor = 0.25 * (1.0 - share) * total / candidates.len() as f64;
-        candidates.retain(|candidate| candidate.weight >= floor);
-        // The run is nearly always short, and sorting a whole vocabulary costs more than the rest of a choice.
-        let (mut sorted, mut reached, mut kept) = (0, 0.0, 0);
-        while kept < candidates.len() {
-            if kept == sorted {
-                sorted = (sorted * 8).max(64).min(candidates.len());
-                if sorted < candidates.len() {
-                    candidates[kept..].select_nth_unstable_by(sorted - kept, by_rank);
-                }
-                candidates[kept..sorted].sort_unstable_by(by_rank);
-            }
-            reached += candidates[kept].weight;
-            kept += 1;
-            if reached >= share * total {
-                break;
-            }
-        }
-        candidates.truncate(kept);
-    }
-}
-
-/// The candidate at the place `unit` (0 up to 1) of all weights laid end to end; `best` where rounding leads past them all.
-fn pick(unit: f64, weighted: impl Iterator<Item = (TokenId, f64)> + Clone, best: TokenId) -> TokenId {
-    let mut left = unit * weighted.clone().map(|(_, weight)| weight).sum::<f64>();
-    for (id, weight) in weighted {
-        left -= weight;
-        if left < 0.0 {
-            return id;
+    /// The token of [`Self::next_rule`] was drawn: the next one has another number.
+    pub fn take_number(&mut self) {
+        if self.params.temperature > 0.0 {
+            self.random.next_u64();
         }
     }
-    best
-}
-
-/// exp(x) for x of at most 0, within 1e-12 of it; 0 below -700.
-///
-/// Plain arithmetic, so that it is computed several values at a time and gives the same bits on every machine: with the C library's,
-/// a seed could mean another text elsewhere.
-fn exp_down(x: f64) -> f64 {
-    // Adding 1.5 * 2^52 rounds to a whole number and leaves that number in the low bits.
-    const ROUND: f64 = 6_755_399_441_055_744.0;
-    let shifted = x.max(-700.0) * std::f64::consts::LOG2_E + ROUND;
-    let rest = (x.max(-700.0) * std::f64::consts::LOG2_E - (shifted - ROUND)) * std::f64::consts::LN_2;
-    let power_of_two = f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52);
-    // Taylor's series; |rest| is at most 0.347, so the first term left out is below 1e-12.
-    const RECIPROCALS: [f64; 10] =
-        [1.0 / 10.0, 1.0 / 9.0, 1.0 / 8.0, 1.0 / 7.0, 1.0 / 6.0, 1.0 / 5.0, 1.0 / 4.0, 1.0 / 3.0, 1.0 / 2.0, 1.0];
-    let series = RECIPROCALS.into_iter().fold(1.0, |sum, reciprocal| 1.0 + sum * rest * reciprocal);
-    if x < -700.0 { 0.0 } else { series * power_of_two }
 }
 
 /// The most likely token; among equals the lowest id.
@@ -287,7 +195,6 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
     use rand_chacha::rand_core::RngCore as _;
 
     use super::*;
@@ -438,60 +345,5 @@ mod tests {
         assert_eq!(logprob(&logits, 99), f32::NEG_INFINITY);
         let mut cold = sampler(SamplerParams { temperature: 0.1, top_k: 1, ..SamplerParams::default() });
         assert!((cold.sample(&logits).unwrap().logprob - 0.4f32.ln()).abs() < 1e-6);
-    }
-
-    #[test]
-    fn weights_are_exponentials() {
-        for step in 0..70_000 {
-            let x = -f64::from(step) / 97.0;
-            let error = (exp_down(x) - x.exp()).abs() / x.exp().max(1e-300);
-            assert!(x < -700.0 || error < 1e-12, "exp({x}) is off by {error}");
-        }
-        assert_eq!((exp_down(0.0), exp_down(-701.0), exp_down(f64::NEG_INFINITY)), (1.0, 0.0, 0.0));
-    }
-
-    /// The filters by full sorting, as plainly as they can be written.
-    fn kept_plainly(params: &SamplerParams, logits: &[f32]) -> Vec<TokenId> {
-        let mut ids: Vec<TokenId> = (0..logits.len() as TokenId).collect();
-        ids.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b)));
-        if params.top_k > 0 {
-            ids.truncate(params.top_k);
-        }
-        let best = f64::from(logits[ids[0] as usize]);
-        let weight = |id: TokenId| exp_down((f64::from(logits[id as usize]) - best) / f64::from(params.temperature));
-        if params.top_p < 1.0 {
-            let mut in_order = ids.clone();
-            in_order.sort_unstable();
-            let wanted = f64::from(params.top_p) * in_order.iter().map(|&id| weight(id)).sum::<f64>();
-            let mut reached = 0.0;
-            let before = |id: &TokenId| {
-                let is_short = reached < wanted;
-                reached += weight(*id);
-                is_short
-            };
-            ids = ids.iter().copied().take_while(before).collect();
-        }
-        ids.retain(|&id| weight(id) >= f64::from(params.min_p) && weight(id) > 0.0);
-        ids.sort_unstable();
-        ids
-    }
-
-    proptest! {
-        #[test]
-        fn filters_equal_full_sorting(
-            logits in prop::collection::vec((-80i32..80).prop_map(|step| step as f32 * 0.25), 1..1500),
-            temperature in 0.05f32..3.0,
-            top_k in 0usize..1500,
-            top_p in prop_oneof![Just(1.0f32), 0.01f32..1.0],
-            min_p in prop_oneof![Just(0.0f32), 0.0f32..0.5],
-        ) {
-            let params = SamplerParams { temperature, top_k, top_p, min_p, seed: 1 };
-            let mut sampler = sampler(params);
-            let id = sampler.sample(&logits).unwrap().id;
-            sampler.filter(&logits);
-            let kept: Vec<TokenId> = sampler.candidates.iter().map(|candidate| candidate.id).collect();
-            prop_assert_eq!(&kept, &kept_plainly(&params, &logits));
-            prop_assert!(kept.contains(&id));
-        }
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::models::probe::Probe;
 use crate::models::state::{StateError, StatePart, StateSink, StateSource};
-use crate::models::{ModelError, ModelRunner, Want};
+use crate::models::{DrawRule, ModelError, ModelRunner, Want};
 use crate::session::images::{ImageMark, Images, MemoryState};
 use crate::units::TokenId;
 
@@ -92,7 +92,7 @@ pub struct Timeline {
     has_logits: bool,
     /// Whether those of the last token are with the runner still, which chose from them; its choice.
     are_left: bool,
-    best: Option<TokenId>,
+    chosen: Option<TokenId>,
     images: Images,
 }
 
@@ -112,7 +112,7 @@ impl Timeline {
             last_logits,
             has_logits: false,
             are_left: false,
-            best: None,
+            chosen: None,
             images: Images::new(images),
         }
     }
@@ -161,7 +161,7 @@ impl Timeline {
     }
 
     fn lose_logits(&mut self) {
-        (self.has_logits, self.are_left, self.best) = (false, false, None);
+        (self.has_logits, self.are_left, self.chosen) = (false, false, None);
     }
 
     /// Goes back to the most of the first `len` tokens that costs nothing.
@@ -326,18 +326,25 @@ impl Timeline {
         self.append_part(tokens, want, watcher, None)
     }
 
-    /// Appends `token` for a greedy choice: where the runner makes that by itself, the logits stay there until [`Self::fetch_logits`].
+    /// Appends `token` for a choice of the next one, greedy or by `rule`: where the runner makes that by itself, the logits stay there until
+    /// [`Self::fetch_logits`].
     ///
     /// # Errors
     /// As for [`Self::append`].
-    pub fn append_to_choose(&mut self, token: TokenId, watcher: &mut dyn Watcher) -> Result<(), SessionError> {
+    pub fn append_to_choose(
+        &mut self,
+        token: TokenId,
+        rule: Option<DrawRule>,
+        watcher: &mut dyn Watcher,
+    ) -> Result<(), SessionError> {
         let chooses = self.runner.chooses() && !watcher.has_probe();
-        self.append(&[token], if chooses { Want::Best } else { Want::Last }, watcher)
+        let want = if chooses { rule.map_or(Want::Best, Want::Drawn) } else { Want::Last };
+        self.append(&[token], want, watcher)
     }
 
     /// What the runner chose behind the last token, if it did.
-    pub fn best(&self) -> Option<TokenId> {
-        self.best
+    pub fn chosen(&self) -> Option<TokenId> {
+        self.chosen
     }
 
     /// Brings logits that the last pass left with the runner, if it did, so that [`Self::last_logits`] has them.
@@ -401,8 +408,8 @@ impl Timeline {
         let held = self.runner.len();
         self.tokens.extend_from_slice(&tokens[..held - first]);
         self.has_logits = result.is_ok() && matches!(want, Want::Last | Want::All);
-        self.are_left = result.is_ok() && want == Want::Best;
-        self.best = self.runner.best().filter(|_| self.are_left);
+        self.are_left = result.is_ok() && matches!(want, Want::Best | Want::Drawn(_));
+        self.chosen = self.runner.chosen().filter(|_| self.are_left);
         result.map_err(|error| match error {
             ModelError::Interrupted => SessionError::Interrupted,
             other => other.into(),

@@ -13,7 +13,7 @@ use ds4::backend::cuda::{CudaBackend, Device, OpenError};
 use ds4::backend::ops::Sums;
 
 use crate::kernels_common::Rng;
-use crate::{attending, beside, ends, grids, products, rows, selection, slots, swept};
+use crate::{attending, beside, ends, grids, in_place, products, rows, selection, slots, swept};
 
 /// Repetitions of an op under the clock.
 pub struct Clock {
@@ -260,6 +260,7 @@ pub fn run_all() -> Result<(), String> {
     swept::cases(&mut rig);
     grids::check()?;
     slots::check(&mut rig);
+    in_place::check(&mut rig);
     let missing: Vec<_> = ops_of_the_trait().into_iter().filter(|op| !rig.seen.contains(op)).collect();
     if !missing.is_empty() || ops_of_the_trait().len() < 20 {
         return Err(format!("ops without a case: {}", missing.join(", ")));

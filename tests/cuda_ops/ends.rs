@@ -107,7 +107,93 @@ impl Case for Best {
     }
 }
 
+struct Drawn {
+    shape: String,
+    values: Vec<f32>,
+    rule: ops::DrawRule,
+    numbers: Vec<u64>,
+}
+
+impl Case for Drawn {
+    fn op(&self) -> &'static str {
+        "draw"
+    }
+
+    fn shape(&self) -> String {
+        self.shape.clone()
+    }
+
+    fn limit(&self) -> f64 {
+        0.0
+    }
+
+    fn bytes(&self) -> usize {
+        4 * self.values.len()
+    }
+
+    fn run<B: Backend>(&self, b: &B, clock: &mut Clock) -> Vec<Vec<f32>> {
+        let values = up(b, &self.values);
+        let mut drawn = up_ids(b, &[77]);
+        let mut op = |number| {
+            let rule = ops::DrawRule { number, ..self.rule };
+            b.draw(ops::Draw { values: &values, count: self.values.len(), rule }, &mut drawn).unwrap();
+            down_ids(b, &drawn)
+        };
+        let places = self.numbers.iter().map(|number| op(*number)).collect();
+        let mut drawn = up_ids(b, &[77]);
+        let op = ops::Draw { values: &values, count: self.values.len(), rule: self.rule };
+        clock.time(|_| b.draw(ops::Draw { ..op }, &mut drawn).unwrap(), || wait(b, &values));
+        places
+    }
+}
+
+fn draws(rig: &mut Rig) {
+    let all = ops::DrawRule { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, number: 1 << 63 };
+    let flat: Vec<f32> = rig.rng.normals(129_280);
+    let steep: Vec<f32> = flat.iter().map(|v| v * 6.0).collect();
+    let coarse: Vec<f32> = flat.iter().map(|v| (v * 2.0).round() * 0.5).collect();
+    let mut masked = steep.clone();
+    masked.iter_mut().step_by(3).for_each(|v| *v = f32::NEG_INFINITY);
+    let mut broken = flat.clone();
+    broken[128_000] = f32::NAN;
+    let rows = [
+        ("flat", flat),
+        ("steep", steep),
+        ("ties", coarse),
+        ("all equal", vec![-7.25; 100_000]),
+        ("masked", masked),
+        ("a NaN", broken),
+        ("only minus infinity", vec![f32::NEG_INFINITY; 5000]),
+        ("both zeros", [-0.0, 0.0].repeat(1500)),
+        ("one value", vec![3.0]),
+        ("2049 values", rig.rng.normals(2049)),
+    ];
+    let rules = [
+        ("", all),
+        (", t 0.05", ops::DrawRule { temperature: 0.05, ..all }),
+        (", t 100", ops::DrawRule { temperature: 100.0, ..all }),
+        (", t 1e-30", ops::DrawRule { temperature: 1e-30, ..all }),
+        (", k 40", ops::DrawRule { top_k: 40, ..all }),
+        (", k 1", ops::DrawRule { top_k: 1, ..all }),
+        (", k 2048", ops::DrawRule { top_k: 2048, temperature: 3.0, ..all }),
+        (", p 0.95", ops::DrawRule { top_p: 0.95, ..all }),
+        (", p 1e-6", ops::DrawRule { top_p: 1e-6, ..all }),
+        (", p almost 1", ops::DrawRule { top_p: 1.0 - f32::EPSILON / 2.0, ..all }),
+        (", min 0.05", ops::DrawRule { min_p: 0.05, ..all }),
+        (", k 50 p 0.9 min 0.02", ops::DrawRule { top_k: 50, top_p: 0.9, min_p: 0.02, temperature: 0.8, ..all }),
+    ];
+    for (name, values) in &rows {
+        for (filters, rule) in &rules {
+            let mut numbers = vec![0, u64::MAX, 1 << 63];
+            numbers.extend((0..6).map(|_| rig.rng.next()));
+            let shape = format!("{name}{filters}");
+            rig.check(&Drawn { shape, values: values.clone(), rule: *rule, numbers });
+        }
+    }
+}
+
 pub fn cases(rig: &mut Rig) {
+    draws(rig);
     for (ty, n, is_carried) in [
         (QuantType::F16, [1, 4, 5120], true),
         (QuantType::F16, [1, 4, 5120], false),

@@ -14,6 +14,7 @@ mod case;
 mod ends;
 #[cfg(feature = "cuda")]
 mod grids;
+mod in_place;
 #[cfg(feature = "cuda")]
 #[path = "../kernels_common/mod.rs"]
 mod kernels_common;

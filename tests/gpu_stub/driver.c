@@ -160,7 +160,12 @@ int cuMemAlloc_v2(uint64_t *at, size_t bytes) {
 int cuMemFree_v2(uint64_t at) { free((void *)(uintptr_t)at); return lost; }
 int cuMemHostAlloc(void **at, size_t bytes, unsigned flags) { (void)flags; *at = calloc(1, bytes); return lost; }
 int cuMemFreeHost(void *at) { free(at); return lost; }
-int cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags) { (void)at; (void)bytes; (void)flags; return (int)told("STUB_REGISTER", lost); }
+int cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags) {
+    (void)at; (void)bytes;
+    /* STUB_MAP is about memory that kernels are to read. */
+    return (int)told("STUB_REGISTER", flags & 2 ? told("STUB_MAP", lost) : lost);
+}
+int cuMemHostGetDevicePointer_v2(uint64_t *place, void *at, unsigned flags) { (void)flags; *place = (uint64_t)(uintptr_t)at; return lost; }
 int cuMemsetD8Async(uint64_t at, unsigned char value, size_t bytes) { if (!lost) memset((void *)(uintptr_t)at, value, bytes); return lost; }
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes) { if (!lost) memcpy((void *)(uintptr_t)to, from, bytes); return lost; }
 int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes) { if (!lost) memcpy(to, (void *)(uintptr_t)from, bytes); return lost; }

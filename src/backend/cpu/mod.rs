@@ -8,6 +8,7 @@ mod best_of;
 mod candidate_blocks;
 mod combine_experts;
 mod decode_rows;
+pub mod draw;
 mod embed;
 mod engram_gate;
 pub mod experts_row;
@@ -327,6 +328,11 @@ impl Backend for CpuBackend {
 
     fn best_of(&self, op: ops::BestOf<'_, Self>, best: &mut Vec<i32>) -> Result<(), BackendError> {
         best[0] = best_of::best_of(op);
+        Ok(())
+    }
+
+    fn draw(&self, op: ops::Draw<'_, Self>, drawn: &mut Vec<i32>) -> Result<(), BackendError> {
+        drawn[0] = draw::draw(op);
         Ok(())
     }
 

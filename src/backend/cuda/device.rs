@@ -69,6 +69,10 @@ pub struct DeviceCounters {
     pub launches: u64,
     /// Graphs started: recorded kernels and copies that the device runs one after another.
     pub graphs: u64,
+    /// Tokens chosen on the device.
+    pub choices: u64,
+    /// Bytes of experts that kernels read in the host's memory.
+    pub in_place_bytes: u64,
     /// Times that the host waited for the stream.
     pub waits: u64,
     /// How long it waited, for a router's choice too, in nanoseconds.
@@ -86,6 +90,8 @@ pub struct DeviceCounters {
 pub(super) struct Counts {
     launches: AtomicU64,
     graphs: AtomicU64,
+    choices: AtomicU64,
+    in_place_bytes: AtomicU64,
     waits: AtomicU64,
     wait_ns: AtomicU64,
     pub(super) upload_bytes: AtomicU64,
@@ -216,6 +222,8 @@ impl Device {
         DeviceCounters {
             launches: get(&c.launches),
             graphs: get(&c.graphs),
+            choices: get(&c.choices),
+            in_place_bytes: get(&c.in_place_bytes),
             waits: get(&c.waits),
             wait_ns: get(&c.wait_ns),
             upload_bytes: get(&c.upload_bytes),
@@ -224,6 +232,18 @@ impl Device {
             timed_upload_bytes: get(&c.timed_upload_bytes),
             timed_upload_ns: get(&c.timed_upload_ns),
         }
+    }
+
+    /// A token is chosen here and not by the host.
+    pub(super) fn count_choice(&self) {
+        self.counts.choices.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Kernels in `lane` up to `event` read `bytes` of registered memory: who waits for uploads waits for them.
+    pub(super) fn note_in_place(&self, bytes: usize, event: &CudaEvent, lane: Lane) -> Result<(), BackendError> {
+        self.counts.in_place_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.mark(event, lane)?;
+        self.check("waiting for kernels", self.uploads.wait(event))
     }
 
     /// Free and total bytes of the device's memory.

@@ -96,16 +96,58 @@ impl Device {
     }
 }
 
+/// How the device may use host memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HostAccess {
+    /// Uploads read it.
+    Uploads,
+    /// Kernels, too.
+    Kernels,
+}
+
 /// Host memory that the device knows.
 pub struct Registered {
     device: Arc<Device>,
     start: usize,
     len: usize,
+    /// Where kernels find it, if they may.
+    on_device: Option<u64>,
     /// Dropped last: the memory stays mapped while it is registered.
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
 impl Registered {
+    /// Makes `len` bytes of host memory at address `start` known to `device`, until the result is dropped. `owner` keeps them mapped.
+    ///
+    /// # Errors
+    /// When the system does not lock that much, or the device cannot do this.
+    pub fn new(
+        device: &Arc<Device>,
+        (start, len): (usize, usize),
+        owner: Arc<dyn Any + Send + Sync>,
+        access: HostAccess,
+    ) -> Result<Self, BackendError> {
+        device.bind()?;
+        let at = std::ptr::with_exposed_provenance_mut::<c_void>(start);
+        let flags = if access == HostAccess::Kernels { sys::CU_MEMHOSTREGISTER_DEVICEMAP } else { 0 };
+        // SAFETY: the range is only described to the driver, which refuses what is not mapped; `owner` keeps it mapped until the drop below.
+        let done = unsafe { sys::cuMemHostRegister_v2(at, len, flags).result() };
+        let refused = |error| match error {
+            BackendError::Device { reason, .. } => BackendError::HostMemory { backend: "cuda", bytes: len, reason },
+            lasting => lasting,
+        };
+        device.check("registering host memory", done).map_err(refused)?;
+        let mut known = Self { device: Arc::clone(device), start, len, on_device: None, _owner: owner };
+        if access == HostAccess::Kernels {
+            let mut place = 0;
+            // SAFETY: the pointer is valid for the call, and the range was registered just above.
+            let done = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut place, at, 0).result() };
+            device.check("mapping host memory for kernels", done).map_err(refused)?;
+            known.on_device = Some(place);
+        }
+        Ok(known)
+    }
+
     /// Bytes.
     pub fn len(&self) -> usize {
         self.len
@@ -125,22 +167,15 @@ impl Registered {
     pub(super) fn holds(&self, span: &Range<usize>) -> bool {
         self.start <= span.start && span.end <= self.start + self.len
     }
-}
 
-impl Device {
-    /// Makes host memory known to the device until the result is dropped.
-    pub(super) fn register(
-        device: &Arc<Self>,
-        start: usize,
-        len: usize,
-        owner: Arc<dyn Any + Send + Sync>,
-    ) -> Result<Registered, BackendError> {
-        device.bind()?;
-        let at = std::ptr::with_exposed_provenance_mut::<c_void>(start);
-        // SAFETY: the range is only described to the driver, which refuses what is not mapped; `owner` keeps it mapped until the drop below.
-        let done = unsafe { sys::cuMemHostRegister_v2(at, len, 0).result() };
-        device.check("registering host memory", done)?;
-        Ok(Registered { device: Arc::clone(device), start, len, _owner: owner })
+    /// Where kernels find the byte at address `at` of the host, which is in it, if they may read it.
+    pub(super) fn place_of(&self, at: usize) -> Option<u64> {
+        Some(self.on_device? + (at - self.start) as u64)
+    }
+
+    /// Where kernels find its first byte, if they may read it.
+    pub(super) fn on_device(&self) -> Option<u64> {
+        self.on_device
     }
 }
 
@@ -148,7 +183,7 @@ impl Drop for Registered {
     fn drop(&mut self) {
         if self.device.wait().is_ok() {
             let at = std::ptr::with_exposed_provenance_mut::<c_void>(self.start);
-            // SAFETY: registered by `register`, and no transfer is under way.
+            // SAFETY: registered by `new`, and no transfer is under way.
             let _ = unsafe { sys::cuMemHostUnregister(at).result() };
         }
     }

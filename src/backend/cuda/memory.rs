@@ -4,6 +4,7 @@
 
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::CudaEvent;
 use parking_lot::Mutex;
@@ -224,11 +225,18 @@ fn arrange(
 /// Brings matrices from the layout of files into that of the device.
 pub(super) struct Stager {
     buffers: Mutex<Option<Buffers>>,
+    /// Whether kernels read registered memory by themselves.
+    in_place: AtomicBool,
 }
 
 impl Stager {
     pub(super) fn new() -> Self {
-        Self { buffers: Mutex::new(None) }
+        Self { buffers: Mutex::new(None), in_place: AtomicBool::new(false) }
+    }
+
+    /// From now on [`Self::store_together`] needs no upload where kernels reach the source.
+    pub(super) fn read_in_place(&self) {
+        self.in_place.store(true, Ordering::Relaxed);
     }
 
     /// Allocates what [`Self::store`] needs, also from sources that are not registered.
@@ -257,22 +265,30 @@ impl Stager {
         let bytes: usize = parts.iter().map(|(_, src, _)| src.len()).sum();
         let is_close = end - start <= STAGING.min(bytes + GAPS_MAX);
         let kernels: Option<Vec<_>> = parts.iter().map(|(shape, ..)| shape.arranger()).collect();
-        let (true, Some(kernels)) = (is_close && registered.iter().any(|r| r.holds(&(start..end))), kernels) else {
+        let holder = registered.iter().find(|r| r.holds(&(start..end)));
+        let (true, Some(holder), Some(kernels)) = (is_close, holder, kernels) else {
             return Ok(false);
         };
+        let in_place = if self.in_place.load(Ordering::Relaxed) { holder.place_of(start) } else { None };
         let mut buffers = self.buffers.lock();
         let buffers = Buffers::of(&mut buffers, device)?;
         let buffer = &mut buffers.both[buffers.turn];
         buffers.turn ^= 1;
-        let first = std::ptr::with_exposed_provenance::<u8>(start);
-        // SAFETY: one piece of registered memory holds the span; the device alone reads it, the gaps too, whose bytes nobody looks at.
-        unsafe { buffer.upload_span(device, (first, end - start), buffer.bytes.at, way)? };
+        if in_place.is_none() {
+            let first = std::ptr::with_exposed_provenance::<u8>(start);
+            // SAFETY: one piece of registered memory holds the span; the device alone reads it, the gaps too, whose bytes nobody looks at.
+            unsafe { buffer.upload_span(device, (first, end - start), buffer.bytes.at, way)? };
+        }
         for ((shape, src, to), kernel) in parts.iter().zip(kernels) {
-            let from = buffer.bytes.at + (src.as_ptr() as usize - start) as u64;
+            let from = in_place.unwrap_or(buffer.bytes.at) + (src.as_ptr() as usize - start) as u64;
             let blocks = src.len() / shape.ty.block_bytes();
             arrange(device, (kernel, *shape), (from, *to), (0, blocks), way.lane())?;
         }
-        device.mark(&buffer.free, way.lane()).map(|()| true)
+        match in_place {
+            Some(_) => device.note_in_place(bytes, &buffer.free, way.lane())?,
+            None => device.mark(&buffer.free, way.lane())?,
+        }
+        Ok(true)
     }
 
     /// Writes the matrix in `src` to `to`. Registered memory must not change before [`Device::wait_uploads`] has returned.

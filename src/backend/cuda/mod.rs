@@ -13,6 +13,7 @@ mod kernel_names;
 mod launch;
 mod memory;
 mod modules;
+mod read_rate;
 mod segments;
 mod sides;
 mod slot_table;
@@ -24,10 +25,11 @@ use std::sync::Arc;
 pub use device::{Device, DeviceCounters, OpenError, Properties};
 pub use faults::Version;
 pub use gate_times::GateTimes;
-pub use host_memory::Registered;
+pub use host_memory::{HostAccess, Registered};
 pub use launch::matmul::scratch_bytes as product_bytes;
 pub use memory::{CudaBuf, CudaIds, CudaMat, CudaView, MatShape, Upload};
 pub use modules::LoadError;
+pub use read_rate::{RATE_BYTES, ReadRates, read_rates};
 pub use slot_table::{CHANGES_MAX, ExpertShape, NAMED_MAX, Room, SlotPass, SlotTable, Told};
 
 use crate::backend::cpu::matmul::Arithmetic;
@@ -36,6 +38,7 @@ use crate::backend::{Backend, BackendError, SharedBytes};
 use crate::quant::QuantType;
 use answer::Answer;
 use launch::attention_mma::Scores;
+use launch::draw::DrawMemory;
 use launch::matmul::Rounded;
 use launch::meeting::Meeting;
 use memory::{Bytes, Stager};
@@ -49,6 +52,7 @@ pub struct CudaBackend {
     rounded_beside: Rounded,
     scores: Scores,
     meeting: Meeting,
+    draw_memory: DrawMemory,
     stager: Stager,
     answer: Answer,
     arithmetic: Arithmetic,
@@ -81,6 +85,7 @@ impl CudaBackend {
             rounded_beside: Rounded::new(),
             scores: Scores::new(),
             meeting: Meeting::new(),
+            draw_memory: DrawMemory::new(),
             stager: Stager::new(),
             answer: Answer::new(),
             arithmetic,
@@ -130,8 +135,30 @@ impl CudaBackend {
         start: usize,
         len: usize,
         owner: Arc<dyn Any + Send + Sync>,
+        access: HostAccess,
     ) -> Result<Registered, BackendError> {
-        Device::register(&self.device, start, len, owner)
+        Registered::new(&self.device, (start, len), owner, access)
+    }
+
+    /// From now on kernels read experts in registered memory themselves, where they reach it, instead of a copy made before.
+    pub fn read_in_place(&self) {
+        self.stager.read_in_place();
+    }
+
+    /// How fast kernels read `host`; see [`read_rates`].
+    ///
+    /// # Errors
+    /// Failures of the device.
+    pub fn read_rates(&self, host: &Registered) -> Result<Option<ReadRates>, BackendError> {
+        read_rates(&self.device, host)
+    }
+
+    /// What kernels read in `host`; see [`read_rate::words_of`].
+    ///
+    /// # Errors
+    /// Failures of the device.
+    pub fn words_of(&self, host: &Registered) -> Result<Option<u64>, BackendError> {
+        read_rate::words_of(&self.device, host)
     }
 
     /// Memory for matrices that come and go.
@@ -441,7 +468,13 @@ impl Backend for CudaBackend {
     }
 
     fn best_of(&self, op: ops::BestOf<'_, Self>, best: &mut CudaIds) -> Result<(), BackendError> {
+        self.device.count_choice();
         launch::best_of::best_of(&self.device, &self.meeting, op, best)
+    }
+
+    fn draw(&self, op: ops::Draw<'_, Self>, drawn: &mut CudaIds) -> Result<(), BackendError> {
+        self.device.count_choice();
+        launch::draw::draw(&self.device, (&self.meeting, &self.draw_memory), op, drawn)
     }
 
     fn decode_rows(&self, op: ops::DecodeRows<'_, Self>, out: &mut CudaBuf) -> Result<(), BackendError> {

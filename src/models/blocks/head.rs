@@ -39,13 +39,17 @@ impl<B: Backend, A: Architecture<B>> Pass<'_, B, A> {
         Ok(())
     }
 
-    /// The most likely token after the only row; `None` where nothing can be chosen. Its logits stay where they are.
-    pub fn best(&mut self) -> Result<Option<TokenId>, BackendError> {
+    /// The most likely token after the only row, or one drawn by `rule`; `None` where nothing can be chosen. Its logits stay where they are.
+    pub fn choose(&mut self, rule: Option<ops::DrawRule>) -> Result<Option<TokenId>, BackendError> {
         self.logits(0..1)?;
         let (backend, w) = (self.ctx.backend, &mut *self.work);
-        backend.best_of(ops::BestOf { values: &w.logits, count: self.ctx.config.vocab }, &mut w.best)?;
+        let (values, count) = (&w.logits, self.ctx.config.vocab);
+        match rule {
+            None => backend.best_of(ops::BestOf { values, count }, &mut w.chosen)?,
+            Some(rule) => backend.draw(ops::Draw { values, count, rule }, &mut w.chosen)?,
+        }
         let mut id = [0];
-        backend.download_ids(&w.best, 0, &mut id)?;
+        backend.download_ids(&w.chosen, 0, &mut id)?;
         Ok(TokenId::try_from(id[0]).ok())
     }
 

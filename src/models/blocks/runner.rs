@@ -69,7 +69,7 @@ impl<B: Backend, A: Architecture<B>> Model<B> for Loaded<B, A> {
             carry: Carry::new(CarrySizes::new(c, &options), backend)?,
             expert_carry: MoeCarry::new(moe::CarrySizes(c.moe_sizes(options.sweep_rows())), backend)?,
             host: Host::new(c, &options),
-            best: None,
+            chosen: None,
             model: self,
             options,
             experts,
@@ -124,7 +124,7 @@ struct Runner<B: Backend, A: Architecture<B>> {
     expert_carry: MoeCarry<B>,
     host: Host,
     /// What the last pass chose, if that was wanted.
-    best: Option<TokenId>,
+    chosen: Option<TokenId>,
 }
 
 impl<B: Backend, A: Architecture<B>> Runner<B, A> {
@@ -263,7 +263,8 @@ impl<B: Backend, A: Architecture<B>> Runner<B, A> {
         found.map_or(Ok(()), |found| found.finish())?;
         match want {
             Want::None => {}
-            Want::Best => self.best = pass.best()?,
+            Want::Best => self.chosen = pass.choose(None)?,
+            Want::Drawn(rule) => self.chosen = pass.choose(Some(rule))?,
             Want::Last | Want::All => pass.head(0..1, &mut self.host.logits, sink)?,
         }
         Ok(())
@@ -363,8 +364,8 @@ impl<B: Backend, A: Architecture<B>> ModelRunner for Runner<B, A> {
         B::IS_QUEUED
     }
 
-    fn best(&self) -> Option<TokenId> {
-        self.best
+    fn chosen(&self) -> Option<TokenId> {
+        self.chosen
     }
 
     fn fetch_logits(&mut self, logits: &mut [f32]) -> Result<(), ModelError> {
@@ -382,7 +383,7 @@ impl<B: Backend, A: Architecture<B>> ModelRunner for Runner<B, A> {
         self.check_tokens(tokens)?;
         self.check_room(tokens.len())?;
         let backend = Arc::clone(&self.model.backend);
-        self.best = None;
+        self.chosen = None;
         backend.run(|| self.run_sweeps(tokens, want, sink, probe, progress))
     }
 }

@@ -103,8 +103,8 @@ buffers! {
         tokens: s.rows,
         /// `[rows, k]`: the latest selection, `k` by layer.
         selected: s.rows * s.selected,
-        /// `[1]`: the most likely token.
-        best: 1,
+        /// `[1]`: the next token.
+        chosen: 1,
     }
     parts {
         /// Of the expert half.

@@ -102,6 +102,11 @@ impl SweepFeed {
         Ok(())
     }
 
+    /// Asks for one batch more, unless `ahead` of them are under way.
+    fn ask_more(&mut self, tables: Tables<'_>, ahead: usize) -> Result<(), ModelError> {
+        if self.under_way.len() < ahead { self.submit_next(tables) } else { Ok(()) }
+    }
+
     /// Waits for the rows of `piece` of `table`; pieces come in the order of the plan. Returns their numbers and their place in `bytes`.
     fn wait(
         &mut self,
@@ -239,14 +244,14 @@ impl<B: Backend> Feed<B, V41> for RowFeed {
 
     fn add(&mut self, pass: &mut Pass<'_, B>, layer: usize, piece: Piece) -> Result<(), ModelError> {
         let c = pass.ctx.config;
-        let (Some(table), Some(engram), Some(supply)) = (c.layers[layer].table, &c.engram, self.supply.as_deref())
-        else {
-            return Ok(());
-        };
+        let (Some(engram), Some(supply)) = (&c.engram, self.supply.as_deref()) else { return Ok(()) };
+        let tables = Tables { engram, supply };
         let sweep = self.sweep.as_mut().expect("begun with the sweep");
         // A device may be given the next pieces at once. Memory for two batches of all tables is planned then.
         let ahead = if B::IS_QUEUED { 2 * engram.layers.len() - 1 } else { 1 };
-        let (rows, range) = sweep.wait(Tables { engram, supply }, table, piece, (ahead, &mut self.row_bytes))?;
+        // What a batch costs the host is hidden while the device has a layer to work on.
+        let Some(table) = c.layers[layer].table else { return sweep.ask_more(tables, ahead) };
+        let (rows, range) = sweep.wait(tables, table, piece, (ahead, &mut self.row_bytes))?;
         pass.engram(layer, rows, &self.row_bytes[range])
     }
 

@@ -8,6 +8,7 @@ pub(super) mod best_of;
 pub(super) mod candidate_blocks;
 pub(super) mod combine_experts;
 pub(super) mod decode_rows;
+pub(super) mod draw;
 pub(super) mod embed;
 pub(super) mod engram_gate;
 pub(super) mod expert_gate;
@@ -23,6 +24,7 @@ pub(super) mod matmul;
 
 mod matmul_row;
 pub(super) mod meeting;
+pub(super) mod memory_rate;
 pub(super) mod move_rows;
 pub(super) mod pool_groups;
 pub(super) mod pool_pairs;
