@@ -23,9 +23,9 @@ const SPREAD_KEYS: usize = 24;
 const SPREAD_CHANNELS: usize = 16;
 const VALUE_THREADS: usize = 512;
 const SPREAD_SHARED: usize = KEYS_MAX / STEP * 1024 + 16 * (KEYS_MAX + 16) * 4;
-/// Heads of all rows up to which scores are spread. Each of the other blocks does all for its heads, which takes as long as 12 rows of 64 heads
+/// Heads of all rows up to which scores are spread. Each of the other blocks does all for its heads, which takes as long as 8 rows of 64 heads
 /// spread; that time does not grow until there are more blocks than multiprocessors.
-const SPREAD_HEADS_MAX: usize = 12 * 64;
+const SPREAD_HEADS_MAX: usize = 8 * 64;
 
 /// Room for the scores of a few rows, taken once, and what was counted.
 pub(in crate::backend::cuda) struct Scores {
