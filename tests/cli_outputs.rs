@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use cli_rig::made_models::b;
-use cli_rig::{Live, Ran, command, finish, json, names_in, scratch};
+use cli_rig::{Live, Ran, command, ds4_b, finish, json, names_in, scratch};
 
 /// Slow enough that `head` has left long before the end.
 const SLOW: [&str; 9] = ["--quality", "--simd", "scalar", "-t", "1", "--temp", "1", "-c", "1100"];
@@ -122,4 +122,51 @@ fn a_pipe_that_is_no_input_is_refused_at_once() {
     live.say("hello");
     live.wait_for("generation: ");
     assert_eq!(live.end().code, Some(1), "a line of the input failed");
+}
+
+#[test]
+fn files_that_a_task_never_writes_are_refused() {
+    let folder = scratch("unwritten");
+    let text = scratch("unwritten-text").join("text");
+    std::fs::write(&text, "hello there").unwrap();
+    let text = text.to_str().unwrap();
+    let all = [
+        "--stats-json",
+        "--trace-file",
+        "--snapshot-file",
+        "--save-hotlist",
+        "--trace-routes",
+        "--dump-logits",
+        "--dump-logprobs",
+        "--save-session",
+    ];
+    let tasks: [(&[&str], &[&str]); 6] = [
+        (&["--inspect"], &[]),
+        (&["--plan"], &[]),
+        (&["--doctor"], &[]),
+        (&["--dump-tokens", "-p", "x"], &[]),
+        (&["--perplexity-file", text], &["--stats-json", "--trace-file", "--snapshot-file", "--save-hotlist"]),
+        (&["--decode-consistency", "2", "-p", "x"], &["--trace-file", "--snapshot-file", "--save-hotlist"]),
+    ];
+    for (task, writes) in tasks {
+        for flag in all {
+            let path = folder.join("file");
+            let mut run = command();
+            run.arg("-m").arg(b()).arg("--ssd-streaming").args(task).arg(flag).arg(&path);
+            let ran = finish(&mut run);
+            if writes.contains(&flag) {
+                assert_eq!(ran.code, Some(0), "{task:?} {flag}: {}", ran.stderr);
+                std::fs::remove_file(path).unwrap();
+            } else {
+                ran.failed(2, &[flag]);
+                assert_eq!(names_in(&folder), Vec::<String>::new(), "{task:?} {flag}");
+            }
+        }
+    }
+    for two in [["--inspect", "--plan"], ["--plan", "--doctor"], ["--dump-tokens", "--inspect"]] {
+        ds4_b(&two).failed(2, &[two[0], two[1], "one at a time"]);
+    }
+    ds4_b(&["--perplexity-file", text, "-p", "x"]).failed(2, &["--perplexity-file", "-p"]);
+    std::fs::write(text, "").unwrap();
+    ds4_b(&["--perplexity-file", text]).failed(2, &["--perplexity-file is empty"]);
 }

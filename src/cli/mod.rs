@@ -23,6 +23,7 @@ pub mod run;
 pub mod session_file;
 pub mod snapshot_file;
 pub mod span_file;
+pub mod task_flags;
 pub mod tasks;
 mod token_time;
 pub mod trace_file;
@@ -99,6 +100,7 @@ pub fn main() -> ExitCode {
 
 /// Runs `ds4` with warnings on stderr, and with `--trace-file` if it is asked for: what it has seen of a run that failed is kept, too.
 fn listened(cli: &Cli) -> Result<(), CliError> {
+    task_flags::check(cli)?;
     keep_files_apart(cli)?;
     let warnings = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).without_time().with_target(false);
     let warnings = warnings.with_filter(LevelFilter::WARN);

@@ -61,6 +61,9 @@ pub fn dump_tokens(cli: &Cli, options: &EngineOptions, prompt: Option<Prompt>) -
 pub fn perplexity(cli: &Cli, engine: &Engine, interrupt: &Interrupt, text: &str) -> Result<(), CliError> {
     let tokenizer = engine.tokenizer();
     let tokens = tokenizer.encode(text).map_err(CliError::failed)?;
+    if tokens.is_empty() {
+        return Err(CliError::usage("the text of --perplexity-file is empty; give it one to measure"));
+    }
     let mut timeline = Timeline::new(engine.runner().map_err(CliError::failed)?);
     let window = timeline.ctx();
     let mut watcher = RunWatcher::new(interrupt);
