@@ -308,7 +308,7 @@ fn a_tokens_time_adds_up_on_both_routes() {
         let Some((stats, _)) = decoded(name, false, args) else { return };
         let time = &stats["token_time"];
         let ms = |key: &str| time[key].as_f64().unwrap_or_else(|| panic!("{key}: {time}"));
-        // The second of eleven tokens and the fifth behind it.
+        // The fifth and the tenth of eleven tokens.
         assert_eq!(time["tokens"], 2, "{time}");
         let stalled = time["stalled_ms"].as_f64();
         assert_eq!(stalled.is_some(), args.is_empty(), "{time}");
@@ -356,7 +356,7 @@ fn what_a_gpu_does_is_drawn() {
     assert_eq!((segments(&rows), segments(&asked)), ([10; 3], [0; 3]));
     // Ten tokens of five layers, each behind a router and behind a gate.
     let halves = |name: &str| rows["gpu-layers"].iter().filter(|s| s.what == name).count();
-    assert_eq!((halves("attention"), halves("experts, attention"), halves("shared expert")), (10, 40, 50));
+    assert_eq!((halves("start to router"), halves("gate to router"), halves("router to gate")), (10, 40, 50));
     // Gates that were closed are opened behind what was arranged.
     let opened = rows["arranging"].iter().filter(|s| s.what == "open_gate" && s.args["layer"].is_u64()).count();
     assert!(opened > 0 && !asked.contains_key("arranging"));

@@ -338,7 +338,7 @@ impl Engine {
         self.placed.gpu_stats()
     }
 
-    /// Where a decoded token's time went on a GPU whose uploads go at `gb_per_s`; `None` on the processor and before the second token.
+    /// Where a decoded token's time went on a GPU whose uploads go at `gb_per_s`; `None` on the processor and before one was timed.
     pub fn token_time(&self, gb_per_s: f64) -> Option<token_time::TokenTime> {
         self.times.as_ref()?.mean(gb_per_s)
     }

@@ -171,7 +171,7 @@ pub struct RunStats {
     pub drive: Option<DriveRates>,
     /// What the GPU did; absent on the processor.
     pub gpu: Option<GpuStats>,
-    /// Where a decoded token's time went on a GPU; absent on the processor and before the second token.
+    /// Where a decoded token's time went on a GPU; absent on the processor and before a token was timed, the fifth.
     pub token_time: Option<TokenTime>,
     /// Everything the cache counted; zeros when nothing is streamed.
     pub cache: CacheStats,

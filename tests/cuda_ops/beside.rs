@@ -142,7 +142,7 @@ fn checked(rng: &mut Rng, cpu: &CpuBackend, gpu: &CudaBackend) -> bool {
         if !pass.play(0).unwrap() {
             pass.play_new(0).unwrap();
         }
-        pass.end();
+        pass.end().unwrap();
         let pairs = want.values(cpu).into_iter().zip(got.values(gpu));
         is_equal &= pairs.into_iter().all(|(a, b)| a.iter().zip(&b).all(|(x, y)| x.to_bits() == y.to_bits()));
     }

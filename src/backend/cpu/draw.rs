@@ -46,7 +46,7 @@ impl Drawer {
         self.weigh(values, best, rule);
         let total: u64 = self.weights.iter().sum();
         // Below the total, as the number is below 2^64.
-        let mut left = (u128::from(rule.number) * u128::from(total) >> 64) as u64;
+        let mut left = ((u128::from(rule.number) * u128::from(total)) >> 64) as u64;
         for (n, part) in self.weights.chunks(64).enumerate() {
             let sum: u64 = part.iter().sum();
             if left >= sum {

@@ -312,7 +312,7 @@ impl Device {
     }
 
     /// Starts a graph called `what` behind the ops so far.
-    pub(super) fn play(&self, graph: sys::CUgraphExec, what: &Cow<'static, str>) -> Result<(), BackendError> {
+    pub(super) fn play(&self, graph: sys::CUgraphExec, what: Cow<'static, str>) -> Result<(), BackendError> {
         self.end_stretch()?;
         self.begin_op(what)?;
         self.counts.graphs.fetch_add(1, Ordering::Relaxed);
@@ -416,7 +416,7 @@ impl Device {
         }
         self.bind()?;
         self.note("zero", false);
-        self.begin_op(&Cow::Borrowed("zero"))?;
+        self.begin_op("zero")?;
         // SAFETY: the caller owns `bytes` at `at`.
         self.check("clearing memory", unsafe { result::memset_d8_async(at, 0, bytes, self.raw_stream()) })?;
         self.end_op()
@@ -429,7 +429,7 @@ impl Device {
         }
         self.bind()?;
         self.note("upload", false);
-        self.begin_op(&Cow::Borrowed("upload"))?;
+        self.begin_op("upload")?;
         self.counts.upload_bytes.fetch_add(src.len() as u64, Ordering::Relaxed);
         let src = match self.awaiting.room(src.len())? {
             Some(place) => {
@@ -577,7 +577,7 @@ impl Device {
         }
         self.bind()?;
         self.note("copy", false);
-        self.begin_op(&Cow::Borrowed("copy"))?;
+        self.begin_op("copy")?;
         // SAFETY: the caller owns both ranges.
         self.check("a copy", unsafe { result::memcpy_dtod_async(to, from, bytes, self.raw_stream()) })?;
         self.end_op()
@@ -609,7 +609,7 @@ impl Device {
     ) -> Result<(), BackendError> {
         self.bind()?;
         let drawn = match lane {
-            Lane::Ops => self.begin_op(&Cow::Borrowed(kernel)).map(|()| None)?,
+            Lane::Ops => self.begin_op(kernel).map(|()| None)?,
             Lane::Arranging => self.beside_clock()?,
         };
         if let Some([began, _]) = &drawn {

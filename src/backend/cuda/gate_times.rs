@@ -49,10 +49,10 @@ fn stalled_ns(words: &[u64]) -> u64 {
 fn stretches(begun: u64, words: &[u64]) -> Vec<(Row, &'static str, usize, [u64; 2])> {
     let (mut found, mut before) = (Vec::new(), begun);
     for (place, layer) in layers(words).enumerate() {
-        // The kernels between the experts of one layer and the next router stamp nothing.
-        let what = if place == 0 { "attention" } else { "experts, attention" };
+        // Only gates and routers stamp: a layer's experts and the attention of the next one are one part.
+        let what = if place == 0 { "start to router" } else { "gate to router" };
         found.push((Row::GpuLayers, what, place, [before, layer.chosen]));
-        found.push((Row::GpuLayers, "shared expert", place, [layer.chosen, layer.looked]));
+        found.push((Row::GpuLayers, "router to gate", place, [layer.chosen, layer.looked]));
         if layer.opened.saturating_sub(layer.looked) >= OPEN_NS {
             found.push((Row::GpuWaits, "experts", place, [layer.looked, layer.opened]));
         }
@@ -154,10 +154,10 @@ mod tests {
     #[test]
     fn a_layer_is_drawn_from_gate_to_choice_to_gate() {
         let halves = [
-            (Row::GpuLayers, "attention", 0, [1_000, 10_000]),
-            (Row::GpuLayers, "shared expert", 0, [10_000, 15_000]),
-            (Row::GpuLayers, "experts, attention", 1, [15_200, 90_000]),
-            (Row::GpuLayers, "shared expert", 1, [90_000, 96_000]),
+            (Row::GpuLayers, "start to router", 0, [1_000, 10_000]),
+            (Row::GpuLayers, "router to gate", 0, [10_000, 15_000]),
+            (Row::GpuLayers, "gate to router", 1, [15_200, 90_000]),
+            (Row::GpuLayers, "router to gate", 1, [90_000, 96_000]),
             (Row::GpuWaits, "experts", 1, [96_000, 146_000]),
         ];
         assert_eq!(stretches(1_000, &WORDS), halves);

@@ -72,7 +72,7 @@ impl Segments {
             kept.remove(&(place, recorded.kind));
             return Ok(false);
         }
-        device.play(form.0, &recorded.what).map(|()| true)
+        device.play(form.0, recorded.what.clone()).map(|()| true)
     }
 
     /// Starts `recorded` in a form of its own, which is kept. May wait for the device.
@@ -85,7 +85,7 @@ impl Segments {
         if kept.len() >= KEPT_MAX {
             kept.clear();
         }
-        device.play(form.0, &recorded.what)?;
+        device.play(form.0, recorded.what.clone())?;
         kept.insert((place, recorded.kind), form);
         Ok(())
     }

@@ -172,7 +172,7 @@ impl Device {
     }
 
     /// An op called `what` is about to be queued.
-    pub(super) fn begin_op(&self, what: &Cow<'static, str>) -> Result<(), BackendError> {
+    pub(super) fn begin_op(&self, what: impl Into<Cow<'static, str>>) -> Result<(), BackendError> {
         if !self.is_timed() || self.is_recording() {
             return Ok(());
         }
@@ -180,7 +180,7 @@ impl Device {
         if state.open.is_none() {
             let event = state.event(self)?;
             self.mark(&event, Lane::Ops)?;
-            state.open = Some((event, what.clone()));
+            state.open = Some((event, what.into()));
         }
         Ok(())
     }
