@@ -96,7 +96,8 @@ fn stats_have_all_keys_and_sane_values() {
     let expert_bytes = number(&stats, "expert_read_bytes") / misses;
     assert!(expert_bytes > 1000.0 && expert_bytes * 12.0 <= number(&stats, "cache_bytes"), "{expert_bytes}");
     assert!(number(&stats, "read_ms_p50") <= number(&stats, "read_ms_p99"));
-    assert!(number(&stats, "expert_wait_ms") > 0.0 && number(&stats, "row_wait_ms") >= 0.0);
+    // Reads that land before anybody waits for them are no wait.
+    assert!(number(&stats, "expert_wait_ms") >= 0.0 && number(&stats, "row_wait_ms") >= 0.0);
     // Rows of 33 bytes (32 codes and a scale), 24 a token, shared ones read once.
     let row_bytes = number(&stats, "row_read_bytes");
     assert!(row_bytes % 33.0 == 0.0 && row_bytes <= 33.0 * 24.0 * (prompt_tokens + 19.0), "{row_bytes}");
