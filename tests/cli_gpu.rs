@@ -245,10 +245,17 @@ fn a_gpu_takes_wider_chunks_where_its_memory_allows() {
 /// One run on the stub with `args`: `--stats-json` and, if it was drawn, the rows.
 type Told = (serde_json::Value, std::collections::HashMap<String, Vec<cli_rig::drawing::Drawn>>);
 
+/// More rows than go one by one.
+const PROMPT: &str = "hello there, how are you, and what is it that the tall man in the black coat wants of you";
+
 fn decoded(name: &str, is_drawn: bool, args: &[&str]) -> Option<Told> {
+    decoded_behind(PROMPT, name, is_drawn, args)
+}
+
+fn decoded_behind(prompt: &str, name: &str, is_drawn: bool, args: &[&str]) -> Option<Told> {
     let folder = scratch(name);
     let (stats, file) = (folder.join("stats.json"), folder.join("run.json"));
-    let mut command = on_stub(&[], &["-p", "hello there", "-n", "12", "--backend", "cuda", "--ssd-streaming"])?;
+    let mut command = on_stub(&[], &["-p", prompt, "-n", "12", "--backend", "cuda", "--ssd-streaming"])?;
     command.args(args).arg("--stats-json").arg(&stats);
     if is_drawn {
         command.arg("--trace-file").arg(&file);
@@ -271,6 +278,18 @@ fn both_routes_of_a_token_count_the_same() {
     assert_eq!((count(&found, "found_rows"), count(&found, "graphs")), (10, 30));
     assert_eq!((count(&asked, "found_rows"), count(&asked, "graphs")), (0, 0));
     assert!(count(&found, "expert_misses") > 0 && count(&found, "waits") < count(&asked, "waits"));
+}
+
+#[test]
+fn a_few_rows_go_one_by_one() {
+    let found = |name: &str, args: &[&str]| {
+        let (stats, _) = decoded_behind("hello there", name, false, args)?;
+        Some((stats["prompt_tokens"].as_u64().unwrap(), stats["gpu"]["found_rows"].as_u64().unwrap()))
+    };
+    let Some((prompt, rows)) = found("few", &[]) else { return };
+    assert!((2..=10).contains(&prompt), "{prompt} tokens");
+    assert_eq!(rows, prompt + 11 - 1, "the prompt's rows and those of eleven tokens, less the first");
+    assert_eq!(found("few-asked", &["--no-graph"]), Some((prompt, 0)));
 }
 
 /// Eighteen slots for ten experts a token, none of which comes back before the third one: all are absent. The first graph of a token ends behind its first

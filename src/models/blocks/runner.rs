@@ -26,6 +26,9 @@ use crate::models::{
 use crate::obs::spans;
 use crate::units::TokenId;
 
+/// So many rows go one by one where a single row needs no word from the host: a sweep of them takes a device longer (docs/KERNELS.md).
+const FEW_ROWS: usize = 10;
+
 /// Configuration and resident weights on a device.
 pub struct Loaded<B: Backend, A: Architecture<B>> {
     pub config: A::Config,
@@ -140,10 +143,16 @@ impl<B: Backend, A: Architecture<B>> Runner<B, A> {
         let model = Arc::clone(&self.model);
         let mut rest = tokens;
         while !rest.is_empty() {
-            let (now, after) = rest.split_at(rest.len().min(self.options.sweep_rows()));
-            let want = if want == Want::Last && !after.is_empty() { Want::None } else { want };
+            let is_few = B::IS_QUEUED && tokens.len() <= FEW_ROWS && want != Want::All && probe.is_none();
+            let width = if is_few { 1 } else { self.options.sweep_rows() };
+            let (now, after) = rest.split_at(rest.len().min(width));
+            let want = if want != Want::All && !after.is_empty() { Want::None } else { want };
             let probe = probe.as_mut().map(|p| &mut **p as &mut dyn Probe);
             let done = tokens.len() - rest.len();
+            // A single row tells nobody how far it is.
+            if is_few && progress(done).is_break() {
+                return Err(ModelError::Interrupted);
+            }
             let told = &mut |rows| progress(done + rows);
             self.state.begin(&model.config, &*model.backend, now.len())?;
             match self.run_sweep(&model, (now, after), want, sink, probe, told) {
