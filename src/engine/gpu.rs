@@ -85,7 +85,7 @@ pub(super) fn place(
     let read_gpu: ReadGpu = {
         let (backend, experts) = (Arc::clone(&backend), Arc::clone(&experts));
         let bus = experts.bus_gb_per_s().unwrap_or(0.0);
-        Box::new(move || GpuStats { bus_gb_per_s: bus, ..read(&backend, &experts, (&loaded, rates)) })
+        Box::new(move || read(&backend, &experts, (&loaded, rates, bus)))
     };
     let times = GpuTimes { backend: Arc::clone(&backend), experts: Arc::clone(&experts) };
     Ok(On { backend, model, experts, read_gpu: Some(read_gpu), times: Mutex::new(Some(Box::new(times))) })
@@ -135,7 +135,7 @@ fn slots(
 fn read(
     backend: &CudaBackend,
     experts: &GpuExperts,
-    (loaded, rates): (&DeviceCounters, Option<ReadRates>),
+    (loaded, rates, bus_gb_per_s): (&DeviceCounters, Option<ReadRates>, f64),
 ) -> GpuStats {
     let (counts, device) = (experts.counts(), backend.device().counters());
     let (slots, bytes) = experts.size();
@@ -174,6 +174,6 @@ fn read(
         // Bytes a nanosecond.
         upload_gb_per_s: (device.timed_upload_bytes - loaded.timed_upload_bytes) as f64
             / (device.timed_upload_ns - loaded.timed_upload_ns).max(1) as f64,
-        bus_gb_per_s: 0.0,
+        bus_gb_per_s,
     }
 }

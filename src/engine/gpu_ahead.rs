@@ -177,7 +177,7 @@ impl<'a> Guesses<'a> {
         let bytes = [mats.gate, mats.up, mats.down].iter().map(|mat| mat.bytes.len() as u64).sum();
         let Some(slot) = owner.table.lock().guess(key, bytes) else { return Ok(false) };
         self.open.push((key, slot));
-        let row = owner.layers.partition_point(|layer| layer.layer < key.layer);
+        let row = owner.row(key.layer);
         owner.backend.device().name_upload(key.layer.0, key.expert.0);
         // From here on the device reads the host's slot.
         let queued = owner.upload(&owner.layers[row], slot, [mats.gate, mats.up, mats.down], owner.aside());

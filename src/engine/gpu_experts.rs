@@ -69,6 +69,11 @@ pub(super) fn slot_bytes(layers: &[LayerExperts]) -> usize {
     layers.iter().map(|layer| parts(layer).into_iter().map(room).sum()).max().unwrap_or(0)
 }
 
+/// Experts of the largest of `layers`.
+pub(super) fn most_experts(layers: &[LayerExperts]) -> usize {
+    layers.iter().map(|layer| usize::from(layer.experts)).max().unwrap_or(0)
+}
+
 impl GpuExperts {
     /// `slots` slots over `inner`. All requests are told to `routes`, also those that never reach `inner`. With `rows`, the device finds the
     /// experts of single rows in them; with `guesses` some are brought before they are asked for.
@@ -84,7 +89,7 @@ impl GpuExperts {
         (rows, guesses): (Option<RowTable>, bool),
     ) -> Result<Self, BackendError> {
         let slot_bytes = slot_bytes(&layers);
-        let stride = layers.iter().map(|layer| usize::from(layer.experts)).max().unwrap_or(0);
+        let stride = most_experts(&layers);
         let slab = backend.slab("the expert cache", slots * slot_bytes)?;
         let table = Mutex::new(Table::new(slots));
         Ok(Self {
@@ -144,10 +149,14 @@ impl GpuExperts {
         self.backend.address(&self.slab, slot * self.slot_bytes)
     }
 
+    /// The place of `layer` among those with experts, or where it would be.
+    pub(super) fn row(&self, layer: LayerIdx) -> usize {
+        self.layers.partition_point(|l| l.layer < layer)
+    }
+
     /// Where `key` is in the device's table.
     pub(super) fn entry(&self, key: ExpertKey) -> usize {
-        let row = self.layers.partition_point(|layer| layer.layer < key.layer);
-        row * self.stride + usize::from(key.expert.0)
+        self.row(key.layer) * self.stride + usize::from(key.expert.0)
     }
 
     /// How uploads go while ops may wait for them.
@@ -257,7 +266,7 @@ impl GpuExperts {
         way: Upload,
     ) -> Result<GpuLease<'_>, SupplyError> {
         self.routes.request(phase, layer, ids, self.leases.load(Ordering::Relaxed));
-        let at = self.layers.partition_point(|l| l.layer < layer);
+        let at = self.row(layer);
         // The lower tier words the error about a layer without experts.
         let found_layer = match self.layers.get(at).filter(|l| l.layer == layer) {
             Some(found) => found,

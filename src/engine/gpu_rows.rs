@@ -11,7 +11,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::backend::cuda::{CHANGES_MAX, CudaBackend, ExpertShape, GateTimes, Room, SlotPass, SlotTable, Told};
 use crate::engine::gpu_ahead::{Guesses, Worth};
-use crate::engine::gpu_experts::{GpuExperts, GpuLease, failed, parts, room, shape};
+use crate::engine::gpu_experts::{GpuExperts, GpuLease, failed, most_experts, parts, room, shape};
 use crate::models::supply::{ExpertLease, Phase, RowChoice, RowExperts, RowGuess, RowProducts, SupplyError};
 use crate::storage::layout::LayerExperts;
 use crate::units::{ExpertIdx, ExpertKey};
@@ -79,7 +79,7 @@ impl RowTable {
             let [gate, up, _] = parts(layer).map(shape);
             gate == up && backend.finds_experts(&expert_shape(layer, 0.0), k)
         };
-        let stride = layers.iter().map(|layer| usize::from(layer.experts)).max().unwrap_or(0);
+        let stride = most_experts(layers);
         if stride == 0 || !layers.iter().all(fits) {
             return Ok(None);
         }
@@ -256,15 +256,11 @@ impl RowPass<'_> {
             }
         }
     }
-
-    fn row(&self, layer: crate::units::LayerIdx) -> usize {
-        self.owner.layers.partition_point(|l| l.layer < layer)
-    }
 }
 
 impl RowExperts<CudaBackend> for RowPass<'_> {
     fn chosen(&mut self, choice: RowChoice<'_, CudaBackend>) -> Result<(), SupplyError> {
-        let row = self.row(choice.layer);
+        let row = self.owner.row(choice.layer);
         assert_eq!((row, choice.k), (self.asked, self.rows.room.k), "layers come in order");
         self.pass.resolve(row, choice.k, (choice.ids, choice.weights), choice.sorted).map_err(failed)?;
         self.asked += 1;
@@ -276,14 +272,14 @@ impl RowExperts<CudaBackend> for RowPass<'_> {
     }
 
     fn guessed(&mut self, guess: RowGuess<'_, CudaBackend>) -> Result<(), SupplyError> {
-        let row = self.row(guess.layer);
+        let row = self.owner.row(guess.layer);
         self.pass.tell_guess(row, guess.ids, guess.count).map_err(failed)?;
         self.guesses.note_named(row);
         Ok(())
     }
 
     fn products(&mut self, products: RowProducts<'_, CudaBackend>) -> Result<(), SupplyError> {
-        let row = self.row(products.layer);
+        let row = self.owner.row(products.layer);
         let layer = &self.owner.layers[row];
         let [gate, up, _] = parts(layer).map(room);
         let at = (expert_shape(layer, products.limit), [gate, gate + up]);

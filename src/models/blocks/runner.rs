@@ -26,7 +26,7 @@ use crate::models::{
 use crate::obs::spans;
 use crate::units::TokenId;
 
-/// So many rows go one by one where a single row needs no word from the host: a sweep of them takes a device longer (docs/KERNELS.md).
+/// So many rows go one by one on a device that queues its ops: a sweep of them takes longer (docs/KERNELS.md).
 const FEW_ROWS: usize = 10;
 
 /// Configuration and resident weights on a device.

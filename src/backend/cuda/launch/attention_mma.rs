@@ -72,7 +72,6 @@ pub(super) fn takes(device: &Device, op: &Attention<'_, CudaBackend>) -> bool {
         && op.width == WIDTH
         && op.heads.is_multiple_of(16)
         && (1..=KEYS_MAX).contains(&keys_max(op))
-        && device.properties().capability.0 >= 8
         && has_shared(device, SPREAD_SHARED.max(mma_shared(1)))
 }
 

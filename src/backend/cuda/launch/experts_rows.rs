@@ -46,7 +46,6 @@ pub fn is_joined(device: &Device, arithmetic: Arithmetic, op: &ExpertsRows<'_, '
     };
     let rows: usize = op.experts.iter().map(|e| e.assigned.len()).sum();
     arithmetic == Arithmetic::Fast
-        && device.properties().capability >= (8, 0)
         && has_shared(
             device,
             tiles::shared_bytes(first.gate.shape.ty, 1).max(tiles::shared_bytes(first.down.shape.ty, 1)),

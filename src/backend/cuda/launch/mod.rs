@@ -21,7 +21,6 @@ pub(super) mod hc_enter;
 pub(super) mod hc_expand;
 pub(super) mod index_scores;
 pub(super) mod matmul;
-
 mod matmul_row;
 pub(super) mod meeting;
 pub(super) mod memory_rate;
