@@ -43,20 +43,15 @@ pub fn engine_options(cli: &Cli) -> Result<EngineOptions, CliError> {
         BackendChoice::Auto | BackendChoice::Cpu => DeviceChoice::Cpu,
         BackendChoice::Cuda => DeviceChoice::Cuda,
     };
-    if device == DeviceChoice::Cpu && cli.model.gpu_devices.is_some() {
-        return Err(CliError::usage("--gpu-devices names a GPU; drop it, or --backend cpu"));
-    }
-    if device == DeviceChoice::Cpu && gpu_budget.is_some() {
-        return Err(CliError::usage("--gpu-cache needs a GPU; drop it, or --cpu and --backend cpu"));
-    }
-    if device == DeviceChoice::Cpu && cli.model.gpu_uploads != UploadsChoice::Auto {
-        return Err(CliError::usage("--gpu-uploads needs a GPU; drop it, or --cpu and --backend cpu"));
-    }
-    if device == DeviceChoice::Cpu && cli.model.no_graph {
-        return Err(CliError::usage("--no-graph needs a GPU; drop it, or --cpu and --backend cpu"));
-    }
-    if device == DeviceChoice::Cpu && cli.model.gpu_sums.is_some() {
-        return Err(CliError::usage("--gpu-sums needs a GPU; drop it, or --cpu and --backend cpu"));
+    let of_a_gpu = [
+        ("--gpu-devices", cli.model.gpu_devices.is_some()),
+        ("--gpu-cache", gpu_budget.is_some()),
+        ("--gpu-uploads", cli.model.gpu_uploads != UploadsChoice::Auto),
+        ("--no-graph", cli.model.no_graph),
+        ("--gpu-sums", cli.model.gpu_sums.is_some()),
+    ];
+    if let (DeviceChoice::Cpu, Some((flag, _))) = (device, of_a_gpu.iter().find(|(_, is_given)| *is_given)) {
+        return Err(CliError::usage(format!("{flag} needs a GPU; drop it, or --cpu and --backend cpu")));
     }
     cache_policy::by_name(&streaming.cache_policy).map_err(|e| CliError::usage(format!("--cache-policy: {e}")))?;
     let used = streaming.simulate_used_memory.as_deref().map(parse_gigabytes).transpose();

@@ -120,18 +120,15 @@ pub(super) fn choose(options: &EngineOptions) -> Result<Chosen, EngineError> {
         DeviceChoice::Cuda => open_gpu(options)?,
     };
     if let Chosen::Cpu { why } = &chosen {
-        let why = || why.clone().unwrap_or_else(|| "the processor was asked for".to_owned());
-        if options.gpu_budget.is_some() {
-            return Err(EngineError::NoGpuForCache { why: why() });
-        }
-        if options.gpu_uploads != GpuUploads::Auto {
-            return Err(EngineError::NoGpuForUploads { why: why() });
-        }
-        if !options.finds_experts {
-            return Err(EngineError::NoGpuForRows { why: why() });
-        }
-        if options.gpu_sums.is_some() {
-            return Err(EngineError::NoGpuForSums { why: why() });
+        let of_a_gpu = [
+            ("--gpu-cache", options.gpu_budget.is_some()),
+            ("--gpu-uploads", options.gpu_uploads != GpuUploads::Auto),
+            ("--no-graph", !options.finds_experts),
+            ("--gpu-sums", options.gpu_sums.is_some()),
+        ];
+        if let Some((flag, _)) = of_a_gpu.into_iter().find(|(_, is_given)| *is_given) {
+            let why = why.clone().unwrap_or_else(|| "the processor was asked for".to_owned());
+            return Err(EngineError::NoGpuFor { flag, why });
         }
     }
     Ok(chosen)

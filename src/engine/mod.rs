@@ -146,16 +146,10 @@ pub enum EngineError {
     Changed { path: PathBuf, change: FileChange },
     #[error("no GPU: {reason}; use --backend cpu")]
     NoGpu { reason: String },
-    #[error("--gpu-uploads needs a GPU: {why}; drop the flag")]
-    NoGpuForUploads { why: String },
     #[error("--gpu-uploads direct: {reason}; use --gpu-uploads copy")]
     GpuUploads { reason: String },
-    #[error("--no-graph needs a GPU: {why}; drop the flag")]
-    NoGpuForRows { why: String },
-    #[error("--gpu-sums needs a GPU: {why}; drop the flag")]
-    NoGpuForSums { why: String },
-    #[error("--gpu-cache needs a GPU: {why}; drop the flag")]
-    NoGpuForCache { why: String },
+    #[error("{flag} needs a GPU: {why}; drop the flag")]
+    NoGpuFor { flag: &'static str, why: String },
     #[error(
         "the model needs {needed} of GPU memory without any expert, {free} of {total} are free; use --backend cpu or a smaller --ctx"
     )]
