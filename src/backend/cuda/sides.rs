@@ -59,6 +59,8 @@ struct Recording {
     side: Option<Side>,
     /// Which branches have something that nobody waited for.
     open: [bool; 2],
+    /// How the names of kernels begin that are recorded; all if there is none.
+    only: Option<&'static str>,
 }
 
 impl Recording {
@@ -117,6 +119,19 @@ impl Sides {
     /// Ops are recorded from now on.
     pub(super) fn begin(&self) {
         *self.recording.lock() = Some(Recording::default());
+    }
+
+    /// Of what is being recorded, kernels whose names do not begin with `only` are left out.
+    pub(super) fn record_only(&self, only: &'static str) {
+        if let Some(recording) = &mut *self.recording.lock() {
+            recording.only = Some(only);
+        }
+    }
+
+    /// Whether `kernel` is not to be queued.
+    pub(super) fn leaves_out(&self, kernel: &str) -> bool {
+        let only = self.recording.lock().as_ref().and_then(|recording| recording.only);
+        only.is_some_and(|only| !kernel.starts_with(only))
     }
 
     /// Ops are not recorded any more; what they were, in one number.
