@@ -94,6 +94,8 @@ pub struct Rig {
     only: Option<String>,
     /// Cases that move more are left out: for tools that slow everything down.
     bytes_max: usize,
+    /// Whether only ops of a token are wanted.
+    is_token_only: bool,
     cpu: [CpuBackend; 2],
     /// As `cpu`, then with fast sums.
     gpu: Option<[Arc<CudaBackend>; 3]>,
@@ -131,7 +133,8 @@ impl Rig {
     /// Runs `case` on both sides and prints its line.
     pub fn check(&mut self, case: &impl Case) {
         self.seen.push(case.op());
-        let is_wanted = self.only.as_deref().is_none_or(|o| o == case.op()) && case.bytes() <= self.bytes_max;
+        let is_left_out = case.bytes() > self.bytes_max || (self.is_token_only && !case.is_of_a_token());
+        let is_wanted = self.only.as_deref().is_none_or(|o| o == case.op()) && !is_left_out;
         let Some(gpu) = self.gpu.as_ref().filter(|_| is_wanted) else {
             return;
         };
@@ -275,6 +278,7 @@ pub fn run_all() -> Result<(), String> {
         rng: Rng(number("--seed", 1)?),
         repeat: number("--repeat", 20)? as usize,
         only: argument("--only"),
+        is_token_only: std::env::args().any(|a| a == "--token"),
         bytes_max: number("--bytes-max", u64::MAX)? as usize,
         cpu: [cpu(Arithmetic::Quality)?, cpu(Arithmetic::Fast)?],
         gpu: device.map(|d| {

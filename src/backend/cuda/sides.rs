@@ -71,6 +71,10 @@ impl Recording {
         std::mem::replace(&mut self.is_behind_kernel, is_kernel)
     }
 
+    fn leaves_out(&self, kernel: &str) -> bool {
+        self.only.is_some_and(|only| !kernel.starts_with(only))
+    }
+
     /// Ops go to `side` from now on; what has to be handed to [`Self::leave`].
     fn enter(&mut self, side: Side) -> bool {
         assert!(self.side.is_none(), "aside of what is aside");
@@ -130,8 +134,7 @@ impl Sides {
 
     /// Whether `kernel` is not to be queued.
     pub(super) fn leaves_out(&self, kernel: &str) -> bool {
-        let only = self.recording.lock().as_ref().and_then(|recording| recording.only);
-        only.is_some_and(|only| !kernel.starts_with(only))
+        self.recording.lock().as_ref().is_some_and(|recording| recording.leaves_out(kernel))
     }
 
     /// Ops are not recorded any more; what they were, in one number.
@@ -206,6 +209,14 @@ mod tests {
         assert!(r.note("second", true), "the line goes on behind its own kernel");
         assert!(r.join(Side::Ops) && !r.join(Side::Ops) && !r.join(Side::Coefficients));
         assert!(!r.note("third", true), "what joins waits for both to have ended");
+    }
+
+    #[test]
+    fn kernels_that_are_not_asked_for_are_left_out() {
+        let mut r = Recording::default();
+        assert!(!r.leaves_out("experts_down_q2_k"));
+        r.only = Some("experts_down");
+        assert!(!r.leaves_out("experts_down_q2_k") && r.leaves_out("quantise_256"));
     }
 
     #[test]
