@@ -122,7 +122,7 @@ fn a_session_says_that_the_device_is_lost_and_goes_on_listening() {
     let first = live.wait_for("CUDA_ERROR_LAUNCH_FAILED");
     assert!(first.contains("rms_norm") && first.contains("start ds4 again"), "{first}");
     live.say("are you there");
-    let second = live.wait_for("the GPU was lost before");
+    let second = live.wait_for("the GPU is lost");
     assert!(second.contains("start ds4 again"), "{second}");
     live.say("/help");
     live.wait_for("/quit");

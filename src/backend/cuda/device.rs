@@ -258,7 +258,7 @@ impl Device {
         if let Some(reason) = self.lost.get() {
             return Err(BackendError::DeviceLost {
                 backend: "cuda",
-                reason: format!("the GPU was lost before: {reason}"),
+                reason: format!("the GPU is lost: {reason}"),
             });
         }
         self.check("binding the device to a thread", self.context.bind_to_thread())
