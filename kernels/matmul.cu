@@ -9,13 +9,14 @@
 #include "tiles_jobs.cuh"
 
 // Codes of x with one scale for each BLOCK values, and sums of 16 codes.
-// x: [rows, cols]; codes: [rows, cols]; scales: [rows, cols / BLOCK]; sums: [rows, cols / 16]. Grid (warps of a row, rows).
-template <int BLOCK> __device__ void quantise(const float *x, i8 *codes, float *scales, i16 *sums, int cols) {
+// x: row `from` of it becomes row blockIdx.y of codes: [rows, cols]; scales: [rows, cols / BLOCK]; sums: [rows, cols / 16]. Grid (warps of a row,
+// rows).
+template <int BLOCK> __device__ void quantise(const float *x, size_t from, i8 *codes, float *scales, i16 *sums, int cols) {
     int lane = threadIdx.x % 32, at = first_of_eight();
     size_t row = blockIdx.y;
     bool inside = at < cols;
     float v[8];
-    read_eight(v, x + row * cols + at, inside);
+    read_eight(v, x + from * cols + at, inside);
     RoundedEight r = round_eight<BLOCK>(v);
     if (!inside) return;
     *(uint2 *)(codes + row * cols + at) = r.codes;
@@ -25,12 +26,23 @@ template <int BLOCK> __device__ void quantise(const float *x, i8 *codes, float *
 
 extern "C" __global__ void quantise_32(const float *x, i8 *codes, float *scales, i16 *sums, int cols) {
     previous_ended();
-    quantise<32>(x, codes, scales, sums, cols);
+    quantise<32>(x, blockIdx.y, codes, scales, sums, cols);
 }
 
 extern "C" __global__ void quantise_256(const float *x, i8 *codes, float *scales, i16 *sums, int cols) {
     previous_ended();
-    quantise<256>(x, codes, scales, sums, cols);
+    quantise<256>(x, blockIdx.y, codes, scales, sums, cols);
+}
+
+// The same of rows indices[first] and on.
+extern "C" __global__ void quantise_rows_32(const float *x, const int *indices, i8 *codes, float *scales, i16 *sums, int first, int cols) {
+    previous_ended();
+    quantise<32>(x, indices[first + blockIdx.y], codes, scales, sums, cols);
+}
+
+extern "C" __global__ void quantise_rows_256(const float *x, const int *indices, i8 *codes, float *scales, i16 *sums, int first, int cols) {
+    previous_ended();
+    quantise<256>(x, indices[first + blockIdx.y], codes, scales, sums, cols);
 }
 
 // out: [rows, w_rows]. Grid (weight rows / DOT_ROWS, activation rows / N).
