@@ -125,13 +125,7 @@ pub(super) fn gate_up(
 }
 
 /// `out = [rows, outputs]`: one matrix of each expert.
-pub(super) fn down(
-    device: &Device,
-    jobs: &Jobs,
-    shape: MatShape,
-    x: Codes,
-    out: &CudaBuf,
-) -> Result<(), BackendError> {
+pub(super) fn down(device: &Device, jobs: &Jobs, shape: MatShape, x: Codes, out: &CudaBuf) -> Result<(), BackendError> {
     let names = kernels(shape.ty).expect("asked by `has_kernels`").single;
     single(start(device, shape.ty, names, jobs, (shape.rows.div_ceil(WARP_ROWS), 1)), jobs, (shape, 1), x, out)
 }

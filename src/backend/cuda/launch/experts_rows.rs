@@ -88,8 +88,7 @@ fn jobs<'w, const N: usize>(
 fn is_tiled(device: &Device, parts: &[Part<'_, '_>]) -> bool {
     let (first, rows) = (parts[0].expert, parts.iter().map(|part| part.assigned.len()).sum::<usize>());
     let shared = |ty| tiles::shared_bytes(ty, 1);
-    rows >= TILES_FROM * parts.len()
-        && has_shared(device, shared(first.gate.shape.ty).max(shared(first.down.shape.ty)))
+    rows >= TILES_FROM * parts.len() && has_shared(device, shared(first.gate.shape.ty).max(shared(first.down.shape.ty)))
 }
 
 /// Rows of a batch, as tiles want them rounded.
@@ -98,13 +97,7 @@ fn size(rows: usize, cols: usize) -> Size {
 }
 
 /// One product in tiles for each expert and each of its matrices, from activations that were rounded together.
-fn products(
-    device: &Device,
-    jobs: &Jobs,
-    shape: MatShape,
-    at: Codes,
-    outs: [&CudaBuf; 2],
-) -> Result<(), BackendError> {
+fn products(device: &Device, jobs: &Jobs, shape: MatShape, at: Codes, outs: [&CudaBuf; 2]) -> Result<(), BackendError> {
     let is_high = jobs.most >= HIGH_FROM && has_shared(device, tiles::shared_bytes(shape.ty, 2));
     let height = 1 + usize::from(is_high);
     let kernel = kernels(shape.ty).expect("all types that eights have")[height - 1];
