@@ -27,6 +27,7 @@ pub mod task_flags;
 pub mod tasks;
 mod token_time;
 pub mod trace_file;
+pub mod warnings;
 pub mod watch;
 pub mod whole_file;
 
@@ -102,8 +103,7 @@ pub fn main() -> ExitCode {
 fn listened(cli: &Cli) -> Result<(), CliError> {
     task_flags::check(cli)?;
     keep_files_apart(cli)?;
-    let warnings = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).without_time().with_target(false);
-    let warnings = warnings.with_filter(LevelFilter::WARN);
+    let warnings = warnings::layer("ds4");
     let Some(path) = &cli.diagnosis.trace_file else {
         tracing_subscriber::registry().with(warnings).init();
         return run::run(cli);

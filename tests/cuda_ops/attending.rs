@@ -113,6 +113,17 @@ impl Case for Attend {
         4 * width * rows * (2 * heads + window_len.min(first_pos + 1) + k.min(first_pos + 1))
     }
 
+    fn is_of_a_token(&self) -> bool {
+        self.shape.rows == 1
+    }
+
+    fn parts(&self) -> Vec<(&'static str, usize)> {
+        // Two launches where scores are spread.
+        let keys = 4 * self.shape.width * (self.shape.window_len + self.shape.k);
+        let is_spread = self.sums == Sums::Fast && self.is_bf16 && self.shape.rows == 1;
+        if is_spread { vec![("attention_scores", keys), ("attention_values", keys)] } else { Vec::new() }
+    }
+
     fn sums(&self) -> Sums {
         self.sums
     }

@@ -15,19 +15,33 @@ use ds4::backend::ops::Sums;
 use crate::kernels_common::Rng;
 use crate::{attending, beside, ends, grids, in_place, products, rows, selection, slots, swept};
 
-/// Repetitions of an op under the clock.
+/// Ops of one recording, so that what begins and ends it does not count, and weights that take turns are in no cache when their turn comes; and
+/// recordings under the clock.
+const RECORDED: usize = 64;
+const PLAYED: usize = 7;
+
+/// Repetitions of an op under the clock: started one by one, and recorded.
 pub struct Clock {
     repeat: usize,
     seconds: f64,
+    /// Who records, and which kernels are timed alone, by the beginning of their names.
+    recorder: Option<Arc<CudaBackend>>,
+    parts: Vec<&'static str>,
+    /// Seconds of the op in a recording, then of each part.
+    recorded: Vec<f64>,
 }
 
 impl Clock {
     /// One that takes no time.
     pub fn stopped() -> Self {
-        Self { repeat: 0, seconds: 0.0 }
+        Self::of(0)
     }
 
-    /// Times `op` queued `repeat` times; `wait` returns when the device is idle.
+    fn of(repeat: usize) -> Self {
+        Self { repeat, seconds: 0.0, recorder: None, parts: Vec::new(), recorded: Vec::new() }
+    }
+
+    /// Times `op` queued `repeat` times; `wait` returns when the device is idle. Then a recording of it.
     pub fn time(&mut self, mut op: impl FnMut(usize), wait: impl Fn()) {
         if self.repeat == 0 {
             return;
@@ -35,9 +49,14 @@ impl Clock {
         (0..3).for_each(&mut op);
         wait();
         let start = Instant::now();
-        (0..self.repeat).for_each(op);
+        (0..self.repeat).for_each(&mut op);
         wait();
         self.seconds = start.elapsed().as_secs_f64() / self.repeat as f64;
+        let Some(gpu) = &self.recorder else { return };
+        for only in std::iter::once(None).chain(self.parts.iter().map(|part| Some(*part))) {
+            let queue = || (0..RECORDED).for_each(&mut op);
+            self.recorded.push(gpu.replayed_seconds(PLAYED, only, queue).unwrap() / RECORDED as f64);
+        }
     }
 }
 
@@ -51,6 +70,14 @@ pub trait Case {
     fn bytes(&self) -> usize;
     fn arithmetic(&self) -> Arithmetic {
         Arithmetic::Quality
+    }
+    /// Whether the op is one of a token, which is recorded: then its time in a recording is taken too.
+    fn is_of_a_token(&self) -> bool {
+        true
+    }
+    /// Kernels of the op that are timed alone, by the beginning of their names, with the bytes that each must move at least.
+    fn parts(&self) -> Vec<(&'static str, usize)> {
+        Vec::new()
     }
     /// The order of the GPU's sums.
     fn sums(&self) -> Sums {
@@ -67,9 +94,13 @@ pub struct Rig {
     only: Option<String>,
     /// Cases that move more are left out: for tools that slow everything down.
     bytes_max: usize,
+    /// Whether only ops of a token are wanted.
+    is_token_only: bool,
     cpu: [CpuBackend; 2],
     /// As `cpu`, then with fast sums.
-    gpu: Option<[CudaBackend; 3]>,
+    gpu: Option<[Arc<CudaBackend>; 3]>,
+    /// Bytes read and written a second by a large copy, in 1e9.
+    copy_rate: f64,
     /// Ops that had a case.
     seen: Vec<&'static str>,
     failures: usize,
@@ -82,14 +113,14 @@ impl Rig {
     pub fn fast(&mut self, what: &str) -> Option<(&mut Rng, &CpuBackend, &CudaBackend)> {
         let is_wanted = self.only.as_deref().is_none_or(|o| o == what);
         let gpu = self.gpu.as_ref().filter(|_| is_wanted)?;
-        Some((&mut self.rng, &self.cpu[1], &gpu[1]))
+        Some((&mut self.rng, &self.cpu[1], &*gpu[1]))
     }
 
     /// The backend with fast sums, where there is a GPU and `what` is not left out.
     pub fn fast_sums(&mut self, what: &str) -> Option<(&mut Rng, &CudaBackend)> {
         let is_wanted = self.only.as_deref().is_none_or(|o| o == what);
         let gpu = self.gpu.as_ref().filter(|_| is_wanted)?;
-        Some((&mut self.rng, &gpu[2]))
+        Some((&mut self.rng, &*gpu[2]))
     }
 
     /// Counts and prints something that is no op of the trait.
@@ -102,36 +133,52 @@ impl Rig {
     /// Runs `case` on both sides and prints its line.
     pub fn check(&mut self, case: &impl Case) {
         self.seen.push(case.op());
-        let is_wanted = self.only.as_deref().is_none_or(|o| o == case.op()) && case.bytes() <= self.bytes_max;
+        let is_left_out = case.bytes() > self.bytes_max || (self.is_token_only && !case.is_of_a_token());
+        let is_wanted = self.only.as_deref().is_none_or(|o| o == case.op()) && !is_left_out;
         let Some(gpu) = self.gpu.as_ref().filter(|_| is_wanted) else {
             return;
         };
         let mode = usize::from(case.arithmetic() == Arithmetic::Fast);
         let want = case.run(&self.cpu[mode], &mut Clock::stopped());
-        let mut clock = Clock { repeat: self.repeat, seconds: 0.0 };
         let of = if case.sums() == Sums::Fast { 2 } else { mode };
-        let got = case.run(&gpu[of], &mut clock);
+        let mut clock = Clock::of(self.repeat);
+        clock.recorder = case.is_of_a_token().then(|| Arc::clone(&gpu[of]));
+        clock.parts = case.parts().iter().map(|part| part.0).collect();
+        let got = case.run(&*gpu[of], &mut clock);
         assert_eq!(want.len(), got.len());
         let (error, worst) = errors(&want, &got);
         let equal = want.iter().zip(&got).all(|(a, b)| a.iter().zip(b).all(|(x, y)| x.to_bits() == y.to_bits()));
         let passed = error <= case.limit();
         let gb = if clock.seconds > 0.0 { case.bytes() as f64 / clock.seconds / 1e9 } else { 0.0 };
         println!(
-            "{:<17} {:<42} {:>9} {:>8.0e} {:>9.2} {:>8.1}  {}",
+            "{:<17} {:<42} {:>9} {:>8.0e} {:>9.2} {:>8.1} {}  {}",
             case.op(),
             case.shape(),
             if equal { "same bits".to_owned() } else { format!("{error:.2e}") },
             case.limit(),
             clock.seconds * 1e6,
             gb,
+            self.recorded(clock.recorded.first(), case.bytes()),
             if passed { "" } else { "FAILED" }
         );
+        for ((name, bytes), seconds) in case.parts().iter().zip(clock.recorded.iter().skip(1)) {
+            println!("    {name:<94} {}", self.recorded(Some(seconds), *bytes));
+        }
         if !passed {
             println!("    worst element: {worst}");
         }
         self.cases += 1;
         self.failures += usize::from(!passed);
         self.differing += usize::from(!equal);
+    }
+}
+
+impl Rig {
+    /// The columns of a recorded op that moves `bytes`: us, GB/s, and what part of the rate of a copy that is.
+    fn recorded(&self, seconds: Option<&f64>, bytes: usize) -> String {
+        let Some(seconds) = seconds else { return format!("{:>9} {:>8} {:>6}", "-", "-", "-") };
+        let gb = bytes as f64 / seconds / 1e9;
+        format!("{:>9.2} {gb:>8.1} {:>4.0} %", seconds * 1e6, 100.0 * gb / self.copy_rate)
     }
 }
 
@@ -194,7 +241,7 @@ fn open() -> Result<Option<Arc<Device>>, String> {
 fn copy_rate(gpu: &CudaBackend) -> f64 {
     const VALUES: usize = 256 << 20;
     let (src, mut dst) = (gpu.alloc("copy", VALUES).unwrap(), gpu.alloc("copy", VALUES).unwrap());
-    let mut clock = Clock { repeat: 10, seconds: 0.0 };
+    let mut clock = Clock::of(10);
     clock.time(|_| gpu.copy(&src, 0, &mut dst, 0, VALUES).unwrap(), || gpu.device().wait().unwrap());
     8.0 * VALUES as f64 / clock.seconds / 1e9
 }
@@ -203,7 +250,7 @@ fn copy_rate(gpu: &CudaBackend) -> f64 {
 fn upload_rate(gpu: &CudaBackend) -> f64 {
     const VALUES: usize = 16 << 20;
     let (src, mut dst) = (vec![1.0f32; VALUES], gpu.alloc("upload", VALUES).unwrap());
-    let mut clock = Clock { repeat: 10, seconds: 0.0 };
+    let mut clock = Clock::of(10);
     clock.time(|_| gpu.upload(&src, &mut dst, 0).unwrap(), || gpu.device().wait().unwrap());
     4.0 * VALUES as f64 / clock.seconds / 1e9
 }
@@ -231,25 +278,32 @@ pub fn run_all() -> Result<(), String> {
         rng: Rng(number("--seed", 1)?),
         repeat: number("--repeat", 20)? as usize,
         only: argument("--only"),
+        is_token_only: std::env::args().any(|a| a == "--token"),
         bytes_max: number("--bytes-max", u64::MAX)? as usize,
         cpu: [cpu(Arithmetic::Quality)?, cpu(Arithmetic::Fast)?],
         gpu: device.map(|d| {
             let [quality, fast, free] = [Arithmetic::Quality, Arithmetic::Fast, Arithmetic::Quality]
                 .map(|m| CudaBackend::new(Arc::clone(&d), m));
-            [quality, fast, free.with_sums(Sums::Fast)]
+            [quality, fast, free.with_sums(Sums::Fast)].map(Arc::new)
         }),
+        copy_rate: 0.0,
         seen: Vec::new(),
         failures: 0,
         differing: 0,
         cases: 0,
     };
     if let Some([_, gpu, _]) = &rig.gpu {
+        rig.copy_rate = copy_rate(gpu);
+        let upload = upload_rate(gpu);
+        println!("device copy: {:.0} GB/s read and written; pageable upload: {upload:.1} GB/s", rig.copy_rate);
         println!(
-            "device copy: {:.0} GB/s read and written; pageable upload: {:.1} GB/s",
-            copy_rate(gpu),
-            upload_rate(gpu)
+            "us: started {} times one after another, by the host's clock; recorded: {RECORDED} of them in one graph",
+            rig.repeat
         );
-        println!("{:<17} {:<42} {:>9} {:>8} {:>9} {:>8}", "op", "shape", "NMSE", "limit", "us", "GB/s");
+        println!(
+            "{:<17} {:<42} {:>9} {:>8} {:>9} {:>8} {:>9} {:>8} {:>6}",
+            "op", "shape", "NMSE", "limit", "us", "GB/s", "recorded", "GB/s", "copy"
+        );
     }
     beside::check(&mut rig);
     rows::cases(&mut rig);

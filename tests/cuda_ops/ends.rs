@@ -36,6 +36,20 @@ impl Case for Enter {
         self.w.as_slice().len() + 4 * self.v[0].len()
     }
 
+    fn is_of_a_token(&self) -> bool {
+        self.n[0] == 1
+    }
+
+    fn parts(&self) -> Vec<(&'static str, usize)> {
+        // Recorded, the input is a launch of its own.
+        let streams = 4 * self.v[0].len();
+        if self.is_carried && self.n[0] == 1 {
+            vec![("hc_input", streams), ("hc_enter", self.bytes())]
+        } else {
+            Vec::new()
+        }
+    }
+
     fn run<B: Backend>(&self, b: &B, clock: &mut Clock) -> Vec<Vec<f32>> {
         let [rows, n, hidden] = self.n;
         let [streams, base, scale, carried, norm] = [0, 1, 2, 3, 4].map(|i| up(b, &self.v[i]));

@@ -2,7 +2,8 @@
 //! Never passes by leaving something out: an op of the trait without a case fails, with or without a GPU.
 //! Surprising fact: this is a plain program, so that it can be carried to a machine that has a GPU and no compiler.
 //!
-//! `cuda_ops [--seed N] [--repeat N] [--only OP] [--bytes-max N] [--text]`; `--text` compiles the kernels with NVRTC.
+//! `cuda_ops [--seed N] [--repeat N] [--only OP] [--token] [--bytes-max N] [--text]`; `--token` leaves out what is not an op of a single row,
+//! `--text` compiles the kernels with NVRTC.
 
 #[cfg(feature = "cuda")]
 mod attending;

@@ -44,6 +44,10 @@ impl Case for Product {
         self.w.as_slice().len() + 4 * self.rows * (self.groups * self.cols + self.outputs)
     }
 
+    fn is_of_a_token(&self) -> bool {
+        self.rows == 1
+    }
+
     fn arithmetic(&self) -> Arithmetic {
         self.arithmetic
     }
@@ -96,21 +100,30 @@ impl Case for Pair {
         self.w.iter().map(|w| w.as_slice().len()).sum()
     }
 
+    fn is_of_a_token(&self) -> bool {
+        self.rows == 1
+    }
+
     fn arithmetic(&self) -> Arithmetic {
         Arithmetic::Fast
     }
 
     fn run<B: Backend>(&self, b: &B, clock: &mut Clock) -> Vec<Vec<f32>> {
-        let mats = [0, 1].map(|i| b.load(self.types[i], self.outputs[i], self.cols, self.w[i].clone()).unwrap());
+        let load = || [0, 1].map(|i| b.load(self.types[i], self.outputs[i], self.cols, self.w[i].clone()).unwrap());
         let x = up(b, &self.x);
         let [mut first, mut second] = self.outputs.map(|n| up(b, &vec![f32::NAN; n * self.rows]));
-        let op = |first: &mut B::Buf, second: &mut B::Buf| {
+        let op = |mats: &[B::Mat; 2], first: &mut B::Buf, second: &mut B::Buf| {
             let op = ops::MatmulPair { a: b.view(&mats[0]), b: b.view(&mats[1]), x: &x, rows: self.rows };
             b.matmul_pair(op, first, second).unwrap();
         };
-        op(&mut first, &mut second);
+        let mut pairs = vec![load()];
+        op(&pairs[0], &mut first, &mut second);
         let results = vec![down(b, &first), down(b, &second)];
-        clock.time(|_| op(&mut first, &mut second), || _ = b.download(&x, 0, &mut [0.0]));
+        if b.name() == "cuda" {
+            pairs.extend((1..(TURN_BYTES / self.bytes()).clamp(1, 64)).map(|_| load()));
+        }
+        let wait = || _ = b.download(&x, 0, &mut [0.0]);
+        clock.time(|i| op(&pairs[i % pairs.len()], &mut first, &mut second), wait);
         results
     }
 }
@@ -144,6 +157,14 @@ impl Case for Experts {
 
     fn bytes(&self) -> usize {
         self.w.iter().flatten().map(|w| w.as_slice().len()).sum::<usize>() + 4 * self.hidden * (self.count + 1)
+    }
+
+    fn parts(&self) -> Vec<(&'static str, usize)> {
+        // Both first matrices of all experts in one launch, and all second ones; nothing is fused where activations are not rounded.
+        let bytes = |i: usize| self.w.iter().map(|w| w[i].as_slice().len()).sum::<usize>();
+        let is_fused = self.arithmetic == Arithmetic::Fast && self.types[0].block_values() > 1;
+        let parts = [("experts_gate_up", bytes(0) + bytes(1)), ("experts_down", bytes(2))];
+        parts.into_iter().filter(|_| is_fused).collect()
     }
 
     fn arithmetic(&self) -> Arithmetic {
@@ -289,6 +310,7 @@ pub fn cases(rig: &mut Rig) {
         ([IQ2_XXS, Q2_K], 6),
         ([Q4_K, Q4_K], 6),
         ([Q8_0, Q8_0], 6),
+        ([Q2_K, IQ2_XXS], 6),
         ([IQ2_XXS, Q2_K], 1),
         ([Q3_K, Q6_K], 6),
         ([MXFP4, MXFP4], 6),

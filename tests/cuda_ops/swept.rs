@@ -53,6 +53,10 @@ impl Case for Swept {
         (0..self.counts.len()).map(of).sum::<usize>() + 4 * self.row_ids.len() * (2 * self.hidden + 2 * self.width)
     }
 
+    fn is_of_a_token(&self) -> bool {
+        false
+    }
+
     fn arithmetic(&self) -> Arithmetic {
         self.arithmetic
     }

@@ -1,8 +1,10 @@
 /* A driver library that has no GPU behind it: memory is the host's, kernels compute nothing, and the environment says what goes wrong.
+ * STUB_FAIL_AT fails that call, counted from 1, with STUB_FAIL_WITH, for good if that error is such; STUB_CALLS is a file for the names of all calls.
  * Never waits: what is started has ended, and a gate is passed at once. Surprising facts: the same text is built as libcuda.so and, with NVRTC
  * defined, as libnvrtc.so; the few kernels that say which experts are used, and where they lie, do that, when they are recorded. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -32,39 +34,60 @@ static int lost;
 static long taken;
 static char place;
 
-#define PLAIN(name) int name(void) { return lost; }
-#define MAKES(name) int name(void **made) { *made = &place; return lost; }
+/* What the call `name`, the next one, returns. */
+static int outcome(const char *name) {
+    static long calls;
+    static FILE *names;
+    long number = __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED);
+    const char *path = getenv("STUB_CALLS");
+    if (path && !names) names = fopen(path, "w");
+    if (names) fprintf(names, "%s\n", name);
+    if (number != told("STUB_FAIL_AT", 0)) return lost;
+    int error = (int)told("STUB_FAIL_WITH", 719);
+    /* Full memory, a wrong value, what is not supported: the next call works. */
+    if (error != 1 && error != 2 && error != 801) lost = error;
+    return error;
+}
+#define OUTCOME outcome(__func__)
 
-int cuInit(unsigned flags) { (void)flags; return (int)told("STUB_INIT", 0); }
-int cuDriverGetVersion(int *version) { *version = (int)told("STUB_VERSION", 13000); return 0; }
-int cuDeviceGetCount(int *count) { *count = (int)told("STUB_COUNT", 1); return 0; }
-int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
+#define PLAIN(name) int name(void) { return OUTCOME; }
+/* Does `what` if the call does not fail. */
+#define DOES(what) do { int error = OUTCOME; if (!error) { what; } return error; } while (0)
+#define MAKES(name) int name(void **made) { DOES(*made = &place); }
+
+int cuInit(unsigned flags) { (void)flags; return (int)told("STUB_INIT", OUTCOME); }
+int cuDriverGetVersion(int *version) { DOES(*version = (int)told("STUB_VERSION", 13000)); }
+int cuDeviceGetCount(int *count) { DOES(*count = (int)told("STUB_COUNT", 1)); }
+int cuDeviceGet(int *device, int ordinal) { DOES(*device = ordinal); }
 int cuDeviceGetName(char *name, int room, int device) {
-    strncpy(name, "Stub GPU 0", (size_t)room);
-    name[9] = (char)('0' + device);
-    return 0;
+    DOES(strncpy(name, "Stub GPU 0", (size_t)room); name[9] = (char)('0' + device));
 }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
     (void)device;
     /* Capability 9.0, 132 multiprocessors, 227 KiB of shared memory a block and memory of its own, if the environment does not say otherwise. */
     long capability = told("STUB_CAPABILITY", 90);
+    int error = OUTCOME;
+    if (error) return error;
     *value = attribute == 75 ? (int)capability / 10 : attribute == 76 ? (int)capability % 10 : attribute == 18 ? (int)told("STUB_INTEGRATED", 0) : attribute == 16 ? 132 : attribute == 97 ? 227 << 10 : 1;
     return 0;
 }
-int cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; *bytes = (size_t)8 << 30; return 0; }
-int cuDevicePrimaryCtxRetain(void **context, int device) { (void)device; *context = &place; return (int)told("STUB_RETAIN", 0); }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; DOES(*bytes = (size_t)8 << 30); }
+int cuDevicePrimaryCtxRetain(void **context, int device) { (void)device; *context = &place; return (int)told("STUB_RETAIN", OUTCOME); }
 int cuMemGetInfo_v2(size_t *room, size_t *all) {
-    *all = (size_t)8 << 30;
-    *room = (size_t)told("STUB_FREE", (long)*all);
-    return lost;
+    DOES(*all = (size_t)8 << 30; *room = (size_t)told("STUB_FREE", (long)*all));
 }
 
-int cuModuleLoadData(void **module, const void *image) { (void)image; *module = &place; return (int)told("STUB_LOAD", 0); }
-int cuModuleGetFunction(void **function, void *module, const char *name) { (void)module; *function = strdup(name); return 0; }
+int cuModuleLoadData(void **module, const char *image) {
+    *module = &place;
+    /* What the stub "compiled", changed since. */
+    if (image[0] == 's' && strcmp(image, "stub")) return 218;
+    return (int)told("STUB_LOAD", OUTCOME);
+}
+int cuModuleGetFunction(void **function, void *module, const char *name) { (void)module; DOES(*function = strdup(name)); }
 /* STUB_KERNEL fails, which shows at the next call. */
 int cuLaunchKernel(void *function) {
     const char *failing = getenv("STUB_KERNEL");
-    int before = lost;
+    int before = outcome(function);
     if (failing && !strcmp(failing, function)) lost = 719;
     return before;
 }
@@ -142,38 +165,38 @@ int cuLaunchKernelEx(const unsigned *config, const char *function, void **params
 }
 
 /* An event is the time when it was recorded. */
-int cuEventCreate(uint64_t **event) { *event = calloc(1, sizeof **event); return lost; }
-int cuEventRecord(uint64_t *event) { *event = now(); return lost; }
-int cuEventDestroy_v2(uint64_t *event) { free(event); return lost; }
+int cuEventCreate(uint64_t **event) { DOES(*event = calloc(1, sizeof **event)); }
+int cuEventRecord(uint64_t *event) { DOES(*event = now()); }
+int cuEventDestroy_v2(uint64_t *event) { DOES(free(event)); }
 int cuEventElapsedTime_v2(float *ms, const uint64_t *from, const uint64_t *to) {
-    *ms = (float)((double)(int64_t)(*to - *from) / 1e6);
-    return lost;
+    DOES(*ms = (float)((double)(int64_t)(*to - *from) / 1e6));
 }
 
 int cuMemAlloc_v2(uint64_t *at, size_t bytes) {
-    if (lost) return lost;
+    int error = OUTCOME;
+    if (error) return error;
     taken += (long)bytes;
     if (taken > told("STUB_ALLOC", 1L << 40)) return 2;
     *at = (uint64_t)(uintptr_t)calloc(1, bytes);
     return *at ? 0 : 2;
 }
-int cuMemFree_v2(uint64_t at) { free((void *)(uintptr_t)at); return lost; }
-int cuMemHostAlloc(void **at, size_t bytes, unsigned flags) { (void)flags; *at = calloc(1, bytes); return lost; }
-int cuMemFreeHost(void *at) { free(at); return lost; }
+int cuMemFree_v2(uint64_t at) { DOES(free((void *)(uintptr_t)at)); }
+int cuMemHostAlloc(void **at, size_t bytes, unsigned flags) { (void)flags; DOES(*at = calloc(1, bytes)); }
+int cuMemFreeHost(void *at) { DOES(free(at)); }
 int cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags) {
     (void)at; (void)bytes;
     /* STUB_MAP is about memory that kernels are to read. */
-    return (int)told("STUB_REGISTER", flags & 2 ? told("STUB_MAP", lost) : lost);
+    int error = OUTCOME;
+    return (int)told("STUB_REGISTER", flags & 2 ? told("STUB_MAP", error) : error);
 }
-int cuMemHostGetDevicePointer_v2(uint64_t *place, void *at, unsigned flags) { (void)flags; *place = (uint64_t)(uintptr_t)at; return lost; }
-int cuMemsetD8Async(uint64_t at, unsigned char value, size_t bytes) { if (!lost) memset((void *)(uintptr_t)at, value, bytes); return lost; }
-int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes) { if (!lost) memcpy((void *)(uintptr_t)to, from, bytes); return lost; }
-int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes) { if (!lost) memcpy(to, (void *)(uintptr_t)from, bytes); return lost; }
+int cuMemHostGetDevicePointer_v2(uint64_t *place, void *at, unsigned flags) { (void)flags; DOES(*place = (uint64_t)(uintptr_t)at); }
+int cuMemsetD8Async(uint64_t at, unsigned char value, size_t bytes) { DOES(memset((void *)(uintptr_t)at, value, bytes)); }
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes) { DOES(memcpy((void *)(uintptr_t)to, from, bytes)); }
+int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes) { DOES(memcpy(to, (void *)(uintptr_t)from, bytes)); }
 int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes) {
-    if (!lost) memcpy((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes);
-    return lost;
+    DOES(memcpy((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes));
 }
-int cuStreamEndCapture(void *stream, void **graph) { (void)stream; *graph = &place; return lost; }
+int cuStreamEndCapture(void *stream, void **graph) { (void)stream; DOES(*graph = &place); }
 
 MAKES(cuCtxGetCurrent)
 MAKES(cuStreamCreate)
@@ -199,6 +222,7 @@ PLAIN(cuModuleUnload)
 PLAIN(cuMemHostUnregister)
 
 static const struct { int number; const char *name, *text; } KNOWN[] = {
+    {1, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
     {2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
     {46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable"},
     {100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},

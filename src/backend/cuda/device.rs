@@ -384,7 +384,11 @@ impl Device {
                 self.lost.get_or_init(|| reason.clone());
                 return BackendError::DeviceLost { backend: "cuda", reason };
             }
-            BackendError::Device { backend: "cuda", what: what.to_owned(), reason }
+            let (backend, what) = ("cuda", what.to_owned());
+            match error.0 {
+                sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => BackendError::Full { backend, what, reason },
+                _ => BackendError::Device { backend, what, reason },
+            }
         })
     }
 
@@ -607,6 +611,9 @@ impl Device {
         firsts: &[u8],
         lane: Lane,
     ) -> Result<(), BackendError> {
+        if lane == Lane::Ops && self.sides.leaves_out(kernel) {
+            return Ok(());
+        }
         self.bind()?;
         let drawn = match lane {
             Lane::Ops => self.begin_op(kernel).map(|()| None)?,

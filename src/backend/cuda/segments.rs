@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use cudarc::driver::{result, sys};
 use parking_lot::Mutex;
 
-use super::device::Device;
+use super::CudaBackend;
+use super::device::{Device, Lane};
 use crate::backend::BackendError;
 
 /// Forms that are kept. A model has a few for each of its segments: some layers do more at every second or fourth position.
@@ -39,6 +40,15 @@ impl Drop for Recorded {
 
 /// The driver's form of a recording.
 struct Form(sys::CUgraphExec);
+
+impl Form {
+    fn new(device: &Device, recorded: &Recorded) -> Result<Self, BackendError> {
+        device.bind()?;
+        // SAFETY: the recording is alive.
+        let made = unsafe { result::graph::instantiate(recorded.graph, sys::CUgraphInstantiate_flags(0)) };
+        device.check("making a graph", made).map(Self)
+    }
+}
 
 // SAFETY: a handle that any thread may use with the context current; the lock around it allows one at a time.
 unsafe impl Send for Form {}
@@ -77,10 +87,7 @@ impl Segments {
 
     /// Starts `recorded` in a form of its own, which is kept. May wait for the device.
     pub(super) fn play_new(&self, device: &Device, place: usize, recorded: &Recorded) -> Result<(), BackendError> {
-        device.bind()?;
-        // SAFETY: the recording is alive.
-        let made = unsafe { result::graph::instantiate(recorded.graph, sys::CUgraphInstantiate_flags(0)) };
-        let form = Form(device.check("making a graph", made)?);
+        let form = Form::new(device, recorded)?;
         let mut kept = self.kept.lock();
         if kept.len() >= KEPT_MAX {
             kept.clear();
@@ -88,5 +95,42 @@ impl Segments {
         device.play(form.0, recorded.what.clone())?;
         kept.insert((place, recorded.kind), form);
         Ok(())
+    }
+}
+
+impl CudaBackend {
+    /// Seconds that the ops which `queue` queues take on the device, recorded and played one recording behind another: the median of `times` of
+    /// them, between events. Of the ops only the kernels whose names begin with `only` are recorded. What they compute is as if they had run
+    /// that often.
+    ///
+    /// # Errors
+    /// Failures of the device; ops that cannot be recorded.
+    pub fn replayed_seconds(
+        &self,
+        times: usize,
+        only: Option<&'static str>,
+        queue: impl FnOnce(),
+    ) -> Result<f64, BackendError> {
+        let device = self.device();
+        device.begin_recording()?;
+        only.into_iter().for_each(|only| device.sides.record_only(only));
+        queue();
+        let recorded = device.end_recording()?;
+        let form = Form::new(device, &recorded)?;
+        let events = (0..=times).map(|_| device.clock_event()).collect::<Result<Vec<_>, _>>()?;
+        // The first one is not timed: behind it the host is ahead of the device, so nothing of starting is in the others.
+        for event in &events {
+            device.play(form.0, recorded.what.clone())?;
+            device.mark(event, Lane::Ops)?;
+        }
+        device.wait()?;
+        let between = |pair: &[cudarc::driver::CudaEvent]| {
+            // SAFETY: both events live, have times and have come.
+            unsafe { result::event::elapsed(pair[0].cu_event(), pair[1].cu_event()) }
+        };
+        let ms = events.windows(2).map(between).collect::<Result<Vec<f32>, _>>();
+        let mut ms = device.check("taking the time of a graph", ms)?;
+        ms.sort_by(f32::total_cmp);
+        Ok(ms.get(ms.len() / 2).map_or(0.0, |ms| f64::from(*ms) / 1e3))
     }
 }

@@ -59,6 +59,8 @@ struct Recording {
     side: Option<Side>,
     /// Which branches have something that nobody waited for.
     open: [bool; 2],
+    /// How the names of kernels begin that are recorded; all if there is none.
+    only: Option<&'static str>,
 }
 
 impl Recording {
@@ -67,6 +69,10 @@ impl Recording {
         // Names are static: their addresses tell them apart.
         self.kind = (self.kind.rotate_left(5) ^ what.as_ptr() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         std::mem::replace(&mut self.is_behind_kernel, is_kernel)
+    }
+
+    fn leaves_out(&self, kernel: &str) -> bool {
+        self.only.is_some_and(|only| !kernel.starts_with(only))
     }
 
     /// Ops go to `side` from now on; what has to be handed to [`Self::leave`].
@@ -117,6 +123,18 @@ impl Sides {
     /// Ops are recorded from now on.
     pub(super) fn begin(&self) {
         *self.recording.lock() = Some(Recording::default());
+    }
+
+    /// Of what is being recorded, kernels whose names do not begin with `only` are left out.
+    pub(super) fn record_only(&self, only: &'static str) {
+        if let Some(recording) = &mut *self.recording.lock() {
+            recording.only = Some(only);
+        }
+    }
+
+    /// Whether `kernel` is not to be queued.
+    pub(super) fn leaves_out(&self, kernel: &str) -> bool {
+        self.recording.lock().as_ref().is_some_and(|recording| recording.leaves_out(kernel))
     }
 
     /// Ops are not recorded any more; what they were, in one number.
@@ -191,6 +209,14 @@ mod tests {
         assert!(r.note("second", true), "the line goes on behind its own kernel");
         assert!(r.join(Side::Ops) && !r.join(Side::Ops) && !r.join(Side::Coefficients));
         assert!(!r.note("third", true), "what joins waits for both to have ended");
+    }
+
+    #[test]
+    fn kernels_that_are_not_asked_for_are_left_out() {
+        let mut r = Recording::default();
+        assert!(!r.leaves_out("experts_down_q2_k"));
+        r.only = Some("experts_down");
+        assert!(!r.leaves_out("experts_down_q2_k") && r.leaves_out("quantise_256"));
     }
 
     #[test]

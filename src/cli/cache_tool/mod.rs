@@ -79,7 +79,7 @@ fn run(command: &Command) -> Result<String, CliError> {
 
 /// Tells the user something beside the result.
 pub fn note(text: &str) {
-    eprintln!("ds4-cache: {}", text.split_whitespace().collect::<Vec<_>>().join(" "));
+    output::note_as("ds4-cache", &text.split_whitespace().collect::<Vec<_>>().join(" "));
 }
 
 #[cfg(test)]
