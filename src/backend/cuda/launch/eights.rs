@@ -155,3 +155,29 @@ fn single(
     // SAFETY: the parameters of the kernels over one matrix; every expert's rows lie among those that were rounded.
     unsafe { launch.int(shape.rows).int(shape.cols).int(groups).start() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cuda::modules::defines;
+
+    #[test]
+    fn every_type_has_its_kernels() {
+        let types = [
+            QuantType::Q8_0,
+            QuantType::Q2_K,
+            QuantType::Q3_K,
+            QuantType::Q4_K,
+            QuantType::Q6_K,
+            QuantType::IQ2_XXS,
+            QuantType::MXFP4,
+        ];
+        for ty in types {
+            let Names { pair, single, spread } = kernels(ty).unwrap();
+            for name in [pair, single, spread].concat() {
+                assert!(defines(name), "{name}");
+            }
+        }
+        assert!(!defines("eights_f16_1") && !has_kernels(QuantType::F16));
+    }
+}
