@@ -147,8 +147,6 @@ fn note(text: &str) {
 
 /// Runs `ds4-gguf` on the process's arguments.
 pub fn main() -> ExitCode {
-    crate::sys::save_addresses();
-    crate::sys::outlive_file_size_limit();
     let mut text = Vec::new();
     let result = match Cli::try_parse() {
         Ok(cli) => run(cli.command, &mut text),

@@ -23,6 +23,7 @@ pub mod run;
 pub mod session_file;
 pub mod snapshot_file;
 pub mod span_file;
+pub mod start;
 pub mod task_flags;
 pub mod tasks;
 mod token_time;
@@ -83,8 +84,6 @@ impl CliError {
 /// Runs `ds4`.
 pub fn main() -> ExitCode {
     crate::sys::return_freed_memory();
-    crate::sys::save_addresses();
-    crate::sys::outlive_file_size_limit();
     let result = match Cli::from_process_args() {
         Ok(cli) => listened(&cli),
         Err(error) => args::refuse(&error),

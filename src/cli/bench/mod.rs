@@ -28,8 +28,6 @@ use crate::cli::{CliError, warnings};
 /// Runs `ds4-bench` on the process's arguments.
 pub fn main() -> ExitCode {
     crate::sys::return_freed_memory();
-    crate::sys::save_addresses();
-    crate::sys::outlive_file_size_limit();
     tracing_subscriber::registry().with(warnings::layer("ds4-bench")).init();
     let result = match args::parse(std::env::args_os()) {
         Ok(BenchCli { command: None, run }) => run::run(&run),
