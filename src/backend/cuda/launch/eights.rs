@@ -13,6 +13,8 @@ use crate::quant::QuantType;
 /// Experts and matrices of a launch, see `TileJobs` in kernels/tiles.cuh.
 pub(super) const EXPERTS_MAX: usize = 64;
 const MATRICES_MAX: usize = 2 * EXPERTS_MAX;
+/// Outputs from which a matrix alone keeps all multiprocessors busy with sixteen rows at a time (measured on an H200).
+const OUTPUTS_WIDE: usize = 8192;
 /// Weight rows of a warp.
 const WARP_ROWS: usize = 16;
 
@@ -94,15 +96,15 @@ fn threads(ty: QuantType) -> usize {
     if ty == QuantType::IQ2_XXS { 256 } else { 128 }
 }
 
-/// Grid and block of a launch over `jobs`, of which `sharers` warps take one of `tiles`.
+/// Grid and block of a launch over `jobs`, of which `sharers` warps take one of `tiles`; sixteen rows at a time if it `is_wide`.
 fn start<'d>(
     device: &'d Device,
     ty: QuantType,
-    names: [&'static str; 2],
+    (names, is_wide): ([&'static str; 2], bool),
     jobs: &Jobs,
     (tiles, sharers): (usize, usize),
 ) -> Launch<'d> {
-    let (is_wide, warps) = (jobs.most > 8, threads(ty) / 32);
+    let warps = threads(ty) / 32;
     let grid = [(tiles * sharers).div_ceil(warps), jobs.most.div_ceil(8 << usize::from(is_wide)), jobs.experts];
     Launch::new(device, names[usize::from(is_wide)], grid, threads(ty)).block(jobs.words())
 }
@@ -118,7 +120,7 @@ pub(super) fn gate_up(
     assert_eq!(jobs.matrices, 2, "gate and up");
     let names = kernels(shape.ty).expect("asked by `has_kernels`").pair;
     // Eight rows of each matrix.
-    let launch = start(device, shape.ty, names, jobs, (shape.rows.div_ceil(WARP_ROWS / 2), 1));
+    let launch = start(device, shape.ty, (names, jobs.most > 8), jobs, (shape.rows.div_ceil(WARP_ROWS / 2), 1));
     let launch = launch.pointer(x.codes).pointer(x.scales).pointer(x.sums).buf(mid, jobs.rows * shape.rows);
     // SAFETY: the parameters of the pair kernels; every expert's rows lie among those that were rounded.
     unsafe { launch.int(shape.rows).int(shape.cols).float(limit).start() }
@@ -127,7 +129,8 @@ pub(super) fn gate_up(
 /// `out = [rows, outputs]`: one matrix of each expert.
 pub(super) fn down(device: &Device, jobs: &Jobs, shape: MatShape, x: Codes, out: &CudaBuf) -> Result<(), BackendError> {
     let names = kernels(shape.ty).expect("asked by `has_kernels`").single;
-    single(start(device, shape.ty, names, jobs, (shape.rows.div_ceil(WARP_ROWS), 1)), jobs, (shape, 1), x, out)
+    let launch = start(device, shape.ty, (names, jobs.most > 8), jobs, (shape.rows.div_ceil(WARP_ROWS), 1));
+    single(launch, jobs, (shape, 1), x, out)
 }
 
 /// The same of one matrix alone, in `groups` groups of outputs with activations of their own: four warps share its rows.
@@ -140,7 +143,8 @@ pub(super) fn spread(
 ) -> Result<(), BackendError> {
     let names = kernels(shape.ty).expect("asked by who rounded").spread;
     let tiles = groups * (shape.rows / groups).div_ceil(WARP_ROWS);
-    single(start(device, shape.ty, names, jobs, (tiles, 4)), jobs, (shape, groups), x, out)
+    let is_wide = jobs.most > 8 && shape.rows >= OUTPUTS_WIDE;
+    single(start(device, shape.ty, (names, is_wide), jobs, (tiles, 4)), jobs, (shape, groups), x, out)
 }
 
 fn single(

@@ -155,13 +155,13 @@ fn dot_threads_alone(ty: QuantType) -> (usize, usize) {
 /// Kernel over the codes of one row for weights of `ty`.
 fn codes_kernel(ty: QuantType) -> Option<&'static str> {
     Some(match ty {
-        QuantType::Q8_0 => "matmul_q8_0_codes_1",
-        QuantType::Q2_K => "matmul_q2_k_codes_1",
-        QuantType::Q3_K => "matmul_q3_k_codes_1",
-        QuantType::Q4_K => "matmul_q4_k_codes_1",
-        QuantType::Q6_K => "matmul_q6_k_codes_1",
-        QuantType::IQ2_XXS => "matmul_iq2_xxs_codes_1",
-        QuantType::MXFP4 => "matmul_mxfp4_codes_1",
+        QuantType::Q8_0 => "matmul_q8_0_codes",
+        QuantType::Q2_K => "matmul_q2_k_codes",
+        QuantType::Q3_K => "matmul_q3_k_codes",
+        QuantType::Q4_K => "matmul_q4_k_codes",
+        QuantType::Q6_K => "matmul_q6_k_codes",
+        QuantType::IQ2_XXS => "matmul_iq2_xxs_codes",
+        QuantType::MXFP4 => "matmul_mxfp4_codes",
         _ => return None,
     })
 }
@@ -252,7 +252,7 @@ fn product_of_codes(
     let (threads, sharers) = dot_threads_alone(shape.ty);
     let launch = Launch::new(device, kernel, [shape.rows.div_ceil(threads / sharers), 1, 1], threads);
     let launch = launch.pointer(op.w.at).pointer(at.codes).pointer(at.scales).pointer(at.sums);
-    let launch = launch.buf(out, shape.rows).int(shape.rows).int(shape.cols).int(rows).int(op.groups);
+    let launch = launch.buf(out, shape.rows).int(shape.rows).int(shape.cols).int(op.groups);
     // SAFETY: the parameters of the kernels over codes; the view says how large the matrix is.
     unsafe { launch.start() }
 }
