@@ -279,6 +279,50 @@ fn experts_go_to_the_gpu_ahead_of_their_router() {
     assert_eq!(graphless, [0; 4]);
 }
 
+/// Where every expert has a slot nobody leaves for a guess, and what was brought once is never brought again.
+#[test]
+fn experts_that_all_fit_stay() {
+    for lookahead in ["auto", "off"] {
+        let args = ["-p", "hello there", "-n", "40", "--backend", "cuda", "--ssd-streaming", "--lookahead", lookahead];
+        let path = scratch(&format!("fit-{lookahead}")).join("stats.json");
+        let Some(mut command) = on_stub(&[], &args) else { return };
+        let ran = finish(command.arg("--stats-json").arg(&path));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let gpu = &json(&path)["gpu"];
+        let count = |key: &str| gpu[key].as_u64().unwrap();
+        assert_eq!(
+            (count("evictions"), count("expert_misses") + count("guessed_used")),
+            (0, count("cache_slots")),
+            "{gpu}"
+        );
+    }
+}
+
+/// Fewer slots than experts, and more than a token uses: some leave while later layers of the same token are still to be looked up.
+#[test]
+fn what_leaves_in_the_middle_of_a_token_is_missed_by_its_later_layers() {
+    for (slots, lookahead) in
+        [("39", "off"), ("39", "auto"), ("25", "auto"), ("11", "router"), ("10", "both"), ("2", "off")]
+    {
+        let name = format!("leave-{slots}-{lookahead}");
+        let both = ["", "--no-graph"].map(|graphs| {
+            let path = scratch(&format!("{name}{graphs}")).join("stats.json");
+            let args =
+                ["-p", "hello there", "-n", "24", "--backend", "cuda", "--ssd-streaming", "--lookahead", lookahead];
+            let mut command = on_stub(&[], &args)?;
+            command.args(["--gpu-cache", slots]).args((!graphs.is_empty()).then_some(graphs));
+            let ran = finish(command.arg("--stats-json").arg(&path));
+            assert_eq!(ran.code, Some(0), "{name}: {}", ran.stderr);
+            let gpu = &json(&path)["gpu"];
+            let asked: u64 = ["expert_hits", "expert_misses"].iter().map(|key| gpu[key].as_u64().unwrap()).sum();
+            Some((asked, ran.stdout, gpu["found_rows"].as_u64().unwrap() > 20))
+        });
+        let [Some(found), Some(routed)] = both else { return };
+        assert_eq!((found.0, &found.1), (routed.0, &routed.1), "{name}");
+        assert!(found.2 && !routed.2, "{name}");
+    }
+}
+
 #[test]
 fn a_tokens_time_adds_up_on_both_routes() {
     for (name, args) in [("timed", &[][..]), ("timed-asked", &["--no-graph"])] {
