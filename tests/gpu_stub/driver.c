@@ -159,10 +159,29 @@ static int may_run(const struct op *op) {
     return gate == (uint32_t)op->params[2] || stop == (uint32_t)op->params[2];
 }
 
+/* The first bytes of a matrix are kept where it is arranged, so that its place can be told from others. */
+enum { MARK = 16, MARKS_MAX = 1 << 16 };
+static void arrange(void *const *params) {
+    if (!*(const uint64_t *)params[2]) memcpy(AT(1, void), AT(0, void), MARK);
+}
+
+/* Whether the expert of a table's entry has a slot with the bytes that it had the first time. */
+static int is_itself(const uint64_t *entry) {
+    static struct { const uint64_t *entry; char mark[MARK]; } known[MARKS_MAX];
+    if (!*entry) return 0;
+    size_t i = ((uintptr_t)entry >> 3) % MARKS_MAX;
+    while (known[i].entry && known[i].entry != entry) i = (i + 1) % MARKS_MAX;
+    if (!known[i].entry) {
+        known[i].entry = entry;
+        memcpy(known[i].mark, (const void *)*entry, MARK);
+    }
+    return !memcmp(known[i].mark, (const void *)*entry, MARK);
+}
+
 static void await_experts(void *const *params) {
-    /* Behind an open gate every expert has a slot: else the kernels behind it would read at address 0. */
+    /* Behind an open gate every expert has a slot that is its own: else the kernels behind it would read what is not there, or another one. */
     for (int i = 0; i < VALUE(6) && *AT(0, uint32_t) == (uint32_t)VALUE(2); i++) {
-        if (!AT(3, uint64_t)[AT(4, int)[i]]) lost = 700;
+        if (!is_itself(&AT(3, uint64_t)[AT(4, int)[i]])) lost = 700;
     }
     AT(7, uint64_t)[1] = AT(7, uint64_t)[2] = now();
 }
@@ -174,6 +193,7 @@ static void run_kernel(const struct op *op) {
     if (!strcmp(op->name, "resolve_experts")) resolve_experts(params);
     if (!strcmp(op->name, "tell_guess")) tell_guess(params);
     if (!strcmp(op->name, "await_experts")) await_experts(params);
+    if (!strncmp(op->name, "arrange_", 8)) arrange(params);
     if (!strcmp(op->name, "stamp_clock")) *AT(0, uint64_t) = now();
     if (!strcmp(op->name, "open_gate")) {
         params[0] = (void *)op->block;
