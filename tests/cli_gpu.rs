@@ -451,7 +451,11 @@ fn the_doctor_measures_what_kernels_read() {
     let rates = &found["machine"]["gpu_rates"];
     assert_eq!(rates["name"], "Stub GPU 0", "{found:#}");
     assert!(rates["host_gb_per_s"].as_f64().unwrap() > 0.0 && rates["own_gb_per_s"].as_f64().unwrap() > 0.0);
+    // They are what a token is predicted from.
+    assert_eq!(found["forecast"]["memory_gb_per_s"], rates["own_gb_per_s"], "{found:#}");
+    assert_eq!(found["forecast"]["gpu"]["bus_gb_per_s"], rates["host_gb_per_s"], "{found:#}");
     let text = finish(&mut on_stub(&[], &["--doctor"]).unwrap()).ok().text();
+    assert!(text.contains(" t/s with every expert in GPU memory"), "{text}");
     assert!(text.contains("GPU rates     kernels read ") && text.contains("of the GPU's own (Stub GPU 0)"), "{text}");
     let text = finish(&mut on_stub(&[("STUB_MAP", "801")], &["--doctor"]).unwrap()).ok().text();
     assert!(text.contains("GPU rates     not measured: ") && text.contains("CUDA_ERROR_NOT_SUPPORTED"), "{text}");
