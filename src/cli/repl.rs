@@ -31,6 +31,7 @@ use crate::text::chat::{Message, Role};
 
 /// Lines in a row that may be no text before the terminal is given up.
 const UNREADABLE_MAX: u32 = 100;
+const PROMPT: &str = "> ";
 /// Lines of history kept.
 const HISTORY_MAX: usize = 1000;
 
@@ -94,7 +95,7 @@ pub fn run(
                 }
             }
             // At the prompt there is nothing to stop: Ctrl-C clears the line.
-            Err(ReadlineError::Interrupted) => interrupt.clear(),
+            Err(ReadlineError::Interrupted | ReadlineError::Signal(_)) => interrupt.clear(),
             Err(ReadlineError::Eof) => break,
             Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData && unreadable < UNREADABLE_MAX => {
                 unreadable += 1;
@@ -119,7 +120,7 @@ pub fn run(
         return Err(error);
     }
     // A person has seen the errors; a script sees the code.
-    match (interrupt.is_terminated(), has_failed && piped.is_some()) {
+    match (interrupt.is_terminated(), has_failed && !std::io::stdin().is_terminal()) {
         (true, _) => Err(CliError::failed("interrupted")),
         (false, true) => Err(CliError::failed("a line of the input failed; its error is above")),
         (false, false) => Ok(()),
@@ -132,8 +133,12 @@ fn next_line(
     piped: Option<&mut PipedLines>,
     interrupt: &Interrupt,
 ) -> Result<String, ReadlineError> {
+    let is_seen = piped.is_some() && std::io::stdin().is_terminal();
+    if is_seen && let Err(error) = output::answer(PROMPT) {
+        return Err(ReadlineError::Io(error));
+    }
     match piped {
-        None => editor.readline("> "),
+        None => editor.readline(PROMPT),
         Some(lines) => match lines.next(&|| interrupt.is_set() || interrupt.is_terminated()) {
             Ok(line) => line.ok_or(ReadlineError::Eof),
             Err(error) if error.kind() == ErrorKind::Interrupted => Err(ReadlineError::Interrupted),
@@ -142,10 +147,17 @@ fn next_line(
     }
 }
 
-/// The lines of a stdin that is no terminal.
+/// Whether the line editor can do nothing with the terminal: it would wait there without an end, whatever signal comes.
+fn is_plain_terminal() -> bool {
+    let terms = ["dumb", "cons25", "emacs"];
+    std::env::var("TERM").is_ok_and(|term| terms.iter().any(|plain| term.eq_ignore_ascii_case(plain)))
+}
+
+/// The lines of a stdin that is no terminal, or a plain one.
 fn piped() -> Result<Option<PipedLines>, CliError> {
     let stdin = std::io::stdin();
-    let lines = (!stdin.is_terminal()).then(|| PipedLines::new(&stdin, input::TEXT_BYTES_MAX as usize));
+    let lines =
+        (!stdin.is_terminal() || is_plain_terminal()).then(|| PipedLines::new(&stdin, input::TEXT_BYTES_MAX as usize));
     lines.transpose().map_err(|e| CliError::failed(format!("cannot read the input: {e}")))
 }
 
