@@ -186,9 +186,13 @@ fn what_was_typed_ahead_is_not_lost() {
 /// Nobody is at the keyboard: what comes is a signal, once.
 #[test]
 fn termination_ends_a_session_that_waits_on_a_terminal() {
-    for (term, signal) in [("xterm", Signal::TERM), ("xterm", Signal::HUP), ("dumb", Signal::TERM)] {
-        let name = format!("ended-{term}-{signal:?}");
-        let Some((mut live, said)) = on_terminal(&name, (term, ""), "-n 4 -c 256 --save-session saved") else { return };
+    // The last one writes its answers to a file, where nothing else belongs.
+    let xterm = [(Signal::TERM, ""), (Signal::HUP, ""), (Signal::TERM, ">answers")];
+    let cases = xterm.map(|(signal, to)| ("xterm", signal, to)).into_iter().chain([("dumb", Signal::TERM, "")]);
+    for (turn, (term, signal, to)) in cases.enumerate() {
+        let name = format!("ended-{turn}");
+        let args = format!("-n 4 -c 256 --save-session saved {to}");
+        let Some((mut live, said)) = on_terminal(&name, (term, ""), &args) else { return };
         live.type_bytes(b"hello there\r");
         said("generation: ", 1);
         std::thread::sleep(Duration::from_millis(200));
@@ -198,6 +202,11 @@ fn termination_ends_a_session_that_waits_on_a_terminal() {
         assert_eq!(live.end().code, Some(1), "{name}");
         said("ds4: interrupted", 1);
         assert!(place.join("saved").exists(), "{name}: the session is saved");
+        if !to.is_empty() {
+            let answers = std::fs::read_to_string(place.join("answers")).unwrap();
+            let is_clean = !answers.contains(['\x1b', '>']) && !answers.contains("hello there");
+            assert!(is_clean && answers.ends_with('\n'), "{answers:?}");
+        }
     }
 }
 

@@ -127,15 +127,14 @@ pub fn run(
     }
 }
 
-/// The next line: edited on a terminal, else as it comes.
+/// The next line: edited where that can be done, else as it comes.
 fn next_line(
     editor: &mut DefaultEditor,
     piped: Option<&mut PipedLines>,
     interrupt: &Interrupt,
 ) -> Result<String, ReadlineError> {
-    let is_seen = piped.is_some() && std::io::stdin().is_terminal();
-    if is_seen && let Err(error) = output::answer(PROMPT) {
-        return Err(ReadlineError::Io(error));
+    if piped.is_some() && std::io::stdin().is_terminal() {
+        output::prompt(PROMPT);
     }
     match piped {
         None => editor.readline(PROMPT),
@@ -147,17 +146,18 @@ fn next_line(
     }
 }
 
-/// Whether the line editor can do nothing with the terminal: it would wait there without an end, whatever signal comes.
-fn is_plain_terminal() -> bool {
-    let terms = ["dumb", "cons25", "emacs"];
-    std::env::var("TERM").is_ok_and(|term| terms.iter().any(|plain| term.eq_ignore_ascii_case(plain)))
+/// Whether the line editor has what it takes, a terminal on both sides that it knows. It would wait elsewhere without an end, whatever signal comes,
+/// and write what it shows of a line to the file that answers go to.
+fn is_editable() -> bool {
+    let plain = ["dumb", "cons25", "emacs"];
+    let is_plain = std::env::var("TERM").is_ok_and(|term| plain.iter().any(|name| term.eq_ignore_ascii_case(name)));
+    std::io::stdin().is_terminal() && std::io::stdout().is_terminal() && !is_plain
 }
 
-/// The lines of a stdin that is no terminal, or a plain one.
+/// The lines of a stdin that cannot be edited.
 fn piped() -> Result<Option<PipedLines>, CliError> {
     let stdin = std::io::stdin();
-    let lines =
-        (!stdin.is_terminal() || is_plain_terminal()).then(|| PipedLines::new(&stdin, input::TEXT_BYTES_MAX as usize));
+    let lines = (!is_editable()).then(|| PipedLines::new(&stdin, input::TEXT_BYTES_MAX as usize));
     lines.transpose().map_err(|e| CliError::failed(format!("cannot read the input: {e}")))
 }
 
