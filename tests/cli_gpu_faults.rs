@@ -18,12 +18,15 @@ const FULL: &str = "2";
 
 const ASK: [&str; 8] = ["-p", "hello there", "-n", "3", "--backend", "cuda", "--ssd-streaming", "--lookahead=off"];
 
-/// The numbers of the calls of a run with `args` that has no faults, by name; what it wrote.
-fn calls(name: &str, args: &[&str]) -> Option<(BTreeMap<String, Vec<usize>>, Vec<u8>)> {
+/// Numbers of calls, by name.
+type Calls = BTreeMap<String, Vec<usize>>;
+
+/// The calls of a run with `args` that has no faults, and what it wrote.
+fn calls(name: &str, args: &[&str]) -> Option<(Calls, Vec<u8>)> {
     let path = scratch(name).join("calls");
     let ran = finish(&mut on_stub(&[("STUB_CALLS", path.to_str().unwrap())], args)?);
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    let mut by_name = BTreeMap::<String, Vec<usize>>::new();
+    let mut by_name = Calls::new();
     let text = std::fs::read_to_string(path).unwrap();
     text.lines().enumerate().for_each(|(at, name)| by_name.entry(name.to_owned()).or_default().push(at + 1));
     assert!(by_name.len() > 40, "{by_name:?}");
