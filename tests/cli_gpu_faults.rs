@@ -120,6 +120,25 @@ fn a_drive_that_fails_in_the_middle_of_a_token_ends_it() {
 }
 
 #[test]
+fn a_session_that_meets_a_full_gpu_is_not_called_damaged() {
+    let saved = scratch("faults-session").join("talk.ds4s");
+    let saved = saved.to_str().unwrap();
+    let begin = ["-p", "hello", "-n", "2", "--backend", "cuda", "--save-session", saved];
+    let Some(mut command) = on_stub(&[], &begin) else { return };
+    assert_eq!(finish(&mut command).code, Some(0));
+    let go_on = ["-p", "and", "-n", "2", "--backend", "cuda", "--load-session", saved];
+    let (by_name, _) = calls("faults-load", &go_on).unwrap();
+    // The last upload before anything is computed is of the state.
+    let embeds = by_name.iter().filter(|(name, _)| name.starts_with("embed_")).flat_map(|(_, numbers)| numbers);
+    let first = *embeds.min().unwrap();
+    let number = by_name["cuMemcpyHtoDAsync_v2"].iter().rev().find(|number| **number < first).unwrap().to_string();
+    let faults = [("STUB_FAIL_AT", &*number), ("STUB_FAIL_WITH", FULL)];
+    let ran = finish(&mut on_stub(&faults, &go_on).unwrap());
+    ran.failed_late(1, &["an upload failed: out of memory", "--gpu-cache"]);
+    assert!(!ran.stderr.contains("damaged"), "{}", ran.stderr);
+}
+
+#[test]
 fn slots_beyond_all_numbers_are_refused_with_numbers() {
     for slots in [u64::MAX.to_string(), (u64::MAX / 4096).to_string()] {
         let Some(mut command) = on_stub(&[], &["-p", "x", "--backend", "cuda", "--gpu-cache", &slots]) else { return };
