@@ -153,6 +153,11 @@ impl CudaBackend {
         read_rates(&self.device, host)
     }
 
+    /// How fast kernels read the device's own memory, in 1e9 bytes a second; `None` where none is left to measure it.
+    pub fn own_rate(&self) -> Option<f64> {
+        read_rate::own_rate(&self.device, RATE_BYTES).ok()
+    }
+
     /// What kernels read in `host`; see [`read_rate::words_of`].
     ///
     /// # Errors
