@@ -13,7 +13,7 @@ use crate::quant::QuantType;
 /// Experts and matrices of a launch, see `TileJobs` in kernels/tiles.cuh.
 pub(super) const EXPERTS_MAX: usize = 64;
 const MATRICES_MAX: usize = 2 * EXPERTS_MAX;
-/// Outputs from which a matrix alone keeps all multiprocessors busy with sixteen rows at a time (measured on an H200).
+/// Outputs from which a matrix alone keeps all multiprocessors busy, so that rows beyond eight do not go side by side (measured on an H200).
 const OUTPUTS_WIDE: usize = 8192;
 /// Weight rows of a warp.
 const WARP_ROWS: usize = 16;
@@ -63,7 +63,7 @@ struct Names {
     /// Both first matrices with the SwiGLU.
     pair: [&'static str; 2],
     single: [&'static str; 2],
-    /// One matrix, by warps that have every fourth block each.
+    /// One matrix alone, by warps that have every fourth block each.
     alone: [&'static str; 2],
 }
 
@@ -181,7 +181,7 @@ pub(super) fn alone(
     let (shape, mut jobs) = (w.shape, Jobs::new(1));
     jobs.add(&[w], rows);
     let warps = alone_warps(shape.ty);
-    let wide = usize::from(rows > 8 && shape.rows >= OUTPUTS_WIDE);
+    let wide = usize::from(rows > 16 || (rows > 8 && shape.rows >= OUTPUTS_WIDE));
     let name = kernels(shape.ty).expect("asked by who rounded").alone[wide];
     let tiles = groups * (shape.rows / groups).div_ceil(WARP_ROWS);
     let grid = [(tiles * 4).div_ceil(warps), rows.div_ceil(8 << wide), 1];
