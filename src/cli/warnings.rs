@@ -1,16 +1,18 @@
-//! Warnings of the layers below, as lines of stderr under the program's name.
+//! Warnings and notices of the layers below, as lines of stderr under the program's name.
 //! Never colours and never fails a run: a stderr that nobody can write to loses the line. Surprising fact: whoever warns does not know which program
 //! it is part of, so the name is put in front here.
 
 use std::fmt;
 
-use tracing::{Event, Subscriber};
+use tracing::level_filters::LevelFilter;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{Layer, fmt as lines};
 
-use tracing::level_filters::LevelFilter;
+use crate::obs::NOTICE;
 
 /// Puts a program's name in front.
 struct Under(&'static str);
@@ -21,17 +23,19 @@ where
     N: for<'a> FormatFields<'a> + 'static,
 {
     fn format_event(&self, context: &FmtContext<'_, S, N>, mut to: Writer<'_>, event: &Event<'_>) -> fmt::Result {
-        write!(to, "{}: warning: ", self.0)?;
+        let kind = if *event.metadata().level() == Level::WARN { "warning" } else { "note" };
+        write!(to, "{}: {kind}: ", self.0)?;
         context.format_fields(to.by_ref(), event)?;
         writeln!(to)
     }
 }
 
-/// Writes warnings to stderr, under the name of `program`.
+/// Writes warnings and notices to stderr, under the name of `program`.
 pub fn layer<S>(program: &'static str) -> impl Layer<S>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
     let lines = lines::layer().with_writer(std::io::stderr).with_ansi(false).log_internal_errors(false);
-    lines.event_format(Under(program)).with_filter(LevelFilter::WARN)
+    let heard = Targets::new().with_default(LevelFilter::WARN).with_target(NOTICE, LevelFilter::INFO);
+    lines.event_format(Under(program)).with_filter(heard)
 }

@@ -7,5 +7,8 @@ pub mod snapshot;
 pub mod spans;
 pub mod stall;
 
+/// Target of events that are told to the user though nothing is wrong, such as a step that takes long.
+pub const NOTICE: &str = "ds4::notice";
+
 pub use counters::{Counter, ReadCounters, ReadSnapshot, RowCounters, RowSnapshot, VerifyCounters, VerifySnapshot};
 pub use latency::{Latency, LatencyMark, LatencySummary};

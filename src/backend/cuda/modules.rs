@@ -15,6 +15,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::device::text;
 use super::faults::{self, Version};
+use crate::obs::NOTICE;
 use crate::sys::user_cache_dir;
 
 /// One file of kernels.
@@ -191,6 +192,8 @@ fn compiled_text(file: &KernelFile, (major, minor): (u32, u32)) -> Result<Vec<u8
     if let Some(image) = kept.as_ref().and_then(|path| fs::read(path).ok()).and_then(unsealed) {
         return Ok(image);
     }
+    static TOLD: Once = Once::new();
+    TOLD.call_once(|| tracing::info!(target: NOTICE, "compiling the kernels for this GPU, which takes some seconds"));
     let options = nvrtc::CompileOptions {
         fmad: Some(false),
         // Lambdas carry no annotation; nvcc takes them for device code by themselves, NVRTC only so.
@@ -220,7 +223,9 @@ fn compiled_text(file: &KernelFile, (major, minor): (u32, u32)) -> Result<Vec<u8
     };
     if let Err(reason) = told {
         static ONCE: Once = Once::new();
-        ONCE.call_once(|| tracing::warn!("compiled kernels are not kept, so each start compiles them again: {reason}"));
+        ONCE.call_once(|| {
+            tracing::warn!("compiled kernels cannot be kept, so each start compiles them again: {reason}")
+        });
     }
     Ok(image)
 }
