@@ -11,12 +11,35 @@ typedef unsigned long long u64;
 typedef signed char i8;
 typedef short i16;
 
-// First thing in every kernel: waits until the kernel before it has ended. The next one may be set up while the last blocks of this one run, and
-// must touch nothing before this returns.
-__device__ __forceinline__ void previous_ended() {
+// Waits until the kernel before this one has ended, while the next one is not set up yet: for a kernel that others must have room beside.
+__device__ __forceinline__ void previous_ended_alone() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+// First thing in a kernel that does something before `previous_ended`: reads weights and other numbers that no kernel writes, or has them brought
+// closer. From here on, as soon as all blocks of this kernel run, the next one is set up beside it.
+__device__ __forceinline__ void setting_up() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// First thing in every other kernel: waits until the kernel before it has ended, and with it all before that one. The next one is set up meanwhile,
+// and touches nothing that a kernel writes before this returns there.
+__device__ __forceinline__ void previous_ended() {
+    setting_up();
+    previous_ended_alone();
+}
+
+// Has `bytes` bytes from `from` on brought into the second-level cache, by all threads of a block. What a kernel that runs writes there is seen
+// all the same.
+__device__ __forceinline__ void bring(const void *from, size_t bytes) {
+    const u8 *end = (const u8 *)from + bytes;
+    for (const u8 *at = (const u8 *)((u64)from & ~127ull) + threadIdx.x * 128; at < end; at += blockDim.x * 128) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+    }
 }
 
 // Lanes of a sum in the CPU ops: value i is added to lane i % 16.

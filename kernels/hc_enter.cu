@@ -162,6 +162,8 @@ __device__ void enter(
 extern "C" __global__ void __launch_bounds__(SUM_THREADS, 1) hc_input(
     const float *streams, const float *weights, const float *norm, float *out, int n, int hidden, float eps
 ) {
+    setting_up();
+    bring(norm, (size_t)hidden * 4);
     previous_ended();
     __shared__ __align__(16) float tiles[2 * SUM_ROOM];
     if (n == 4 && hidden <= SUM_TILE) {
@@ -176,6 +178,8 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS, 1) hc_input(
         const type *w, const float *streams, const float *base, const float *scale, const float *weights, const float *norm, float *mix, \
         float *pre, float *post, float *comb, float *out, Meeting *meeting, int n, int hidden, float rms_eps, float hc_eps, int iterations \
     ) { \
+        setting_up(); \
+        if (blockIdx.x < n * (n + 2)) bring(w + (size_t)blockIdx.x * n * hidden, (size_t)n * hidden * sizeof(type)); \
         previous_ended(); \
         enter(w, streams, base, scale, weights, norm, mix, pre, post, comb, out, meeting, n, hidden, rms_eps, hc_eps, iterations); \
     }

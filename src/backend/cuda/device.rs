@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::os::raw::c_void;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -24,6 +24,9 @@ use crate::obs::spans::{self, Detail, Row};
 
 /// Kernels that are named with an error.
 const RECENT: usize = 6;
+
+/// How the names of kernels begin that write weights, see kernels/arrange.cuh.
+const ARRANGING: &str = "arrange_";
 
 /// Why there is no GPU to compute on.
 #[derive(Debug, thiserror::Error)]
@@ -141,6 +144,8 @@ pub struct Device {
     pub(super) counts: Counts,
     /// Ring of kernel names, and how many were launched since the last wait.
     recent: Mutex<([&'static str; RECENT], usize)>,
+    /// Whether the last op wrote weights.
+    has_written_weights: AtomicBool,
     /// The first error after which this process cannot use the device any more.
     lost: OnceLock<String>,
 }
@@ -201,6 +206,7 @@ impl Device {
             properties,
             counts,
             recent,
+            has_written_weights: AtomicBool::new(false),
             lost,
         })
     }
@@ -593,6 +599,12 @@ impl Device {
         Ok(())
     }
 
+    /// The op `kernel` follows. Returns whether the one before it writes weights, which an op may read before that has ended.
+    fn is_behind_weights(&self, kernel: &str) -> bool {
+        // Relaxed: ops are queued in order, by whoever queues them.
+        self.has_written_weights.swap(kernel.starts_with(ARRANGING), Ordering::Relaxed)
+    }
+
     /// Starts a kernel.
     ///
     /// # Safety
@@ -629,7 +641,8 @@ impl Device {
             recent.0[at] = kernel;
             recent.1 += 1;
         }
-        let may_overlap = lane == Lane::Ops && self.note(kernel, true) && function.may_overlap;
+        let is_behind_weights = lane == Lane::Ops && self.is_behind_weights(kernel);
+        let may_overlap = lane == Lane::Ops && self.note(kernel, true) && function.may_overlap && !is_behind_weights;
         self.counts.launches.fetch_add(1, Ordering::Relaxed);
         let mut overlap = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,

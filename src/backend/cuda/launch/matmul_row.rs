@@ -1,5 +1,6 @@
 //! Launcher of kernels/matmul_row.cuh: one activation row, rounded and multiplied in one launch.
-//! Never changes a bit against the two launches that it replaces; `takes` says where it is the faster way.
+//! Never changes a bit against the two launches that it replaces; `takes` says where it is the faster way. Surprising fact: the kernel reads weights
+//! while the one before it still runs, so it is never set up beside one that writes them (`Device::launch`).
 
 use super::Launch;
 use crate::backend::BackendError;
@@ -9,20 +10,15 @@ use crate::backend::cuda::memory::CudaBuf;
 use crate::backend::ops::Matmul;
 use crate::quant::QuantType;
 
-/// Weight rows of a block, values of a thread, and threads of the largest block, see the kernel.
-const ROWS: usize = 4;
-const EACH: usize = 16;
-const THREADS_MAX: usize = 320;
-/// Places between the rows in shared memory, beyond their sums.
-const PAD: usize = 8;
-/// More outputs than this keep all multiprocessors busy in the kernels that read along a row.
-const OUTPUTS_MAX: usize = 5120;
+/// Threads of a block and blocks of a multiprocessor, see the kernel.
+const THREADS: usize = 256;
+const ROW_BLOCKS: usize = 3;
+/// Columns whose codes and scales fit into the shared memory that a kernel has without being asked for more.
+const COLS_MAX: usize = (48 << 10) / 9 * 8;
 
 /// Whether the kernel exists for `op` and pays.
 pub(super) fn takes(op: &Matmul<'_, '_, CudaBackend>) -> bool {
-    let shape = op.w.shape;
-    let alike = op.groups == 1 || (shape.rows / op.groups).is_multiple_of(ROWS);
-    shape.ty == QuantType::Q8_0 && op.rows == 1 && shape.rows <= OUTPUTS_MAX && alike
+    op.w.shape.ty == QuantType::Q8_0 && op.rows == 1 && op.w.shape.cols <= COLS_MAX
 }
 
 pub(super) fn matmul_row(device: &Device, op: &Matmul<'_, '_, CudaBackend>, out: &CudaBuf) -> Result<(), BackendError> {
@@ -47,18 +43,18 @@ fn start(
 ) -> Result<(), BackendError> {
     let (rows, cols) = (op.w.shape.rows, op.w.shape.cols);
     let more = second.as_ref().map_or(0, |(op, _)| op.w.shape.rows);
-    let turns = cols.div_ceil(THREADS_MAX * EACH);
-    let threads = cols.div_ceil(turns * EACH).next_multiple_of(32);
-    // A sum and a factor, 4 bytes each, for each 32 columns of each row.
-    let shared = 8 * ROWS * (threads * EACH / 32 + PAD);
-    let blocks = rows.div_ceil(ROWS) + more.div_ceil(ROWS);
-    let launch = Launch::new(device, "matmul_row_q8_0", [blocks, 1, 1], threads).shared(shared);
+    // As many as run at once, and none without a row.
+    let group_rows = (rows + more) / op.groups;
+    let group_blocks = (ROW_BLOCKS * device.properties().multiprocessors / op.groups).clamp(1, group_rows.max(1));
+    // A code of each column, and a scale, 4 bytes, of 32.
+    let launch = Launch::new(device, "matmul_row_q8_0", [group_blocks * op.groups, 1, 1], THREADS);
+    let launch = launch.shared(cols + cols / 32 * 4);
     let launch = launch.pointer(op.w.at).buf(op.x, op.groups * cols).buf(out, rows);
     let launch = launch.int(rows).int(cols).int(op.groups);
     let launch = match second {
         Some((op, out)) => launch.pointer(op.w.at).buf(out, more).int(more),
         None => launch.pointer(0).pointer(0).int(0),
     };
-    // SAFETY: the parameters of `matmul_row_q8_0`; the views say how large the matrices are, and a group has whole blocks of rows.
+    // SAFETY: the parameters of `matmul_row_q8_0`; the views say how large the matrices are, which have whole rows a group.
     unsafe { launch.start() }
 }
