@@ -11,27 +11,28 @@ typedef unsigned long long u64;
 typedef signed char i8;
 typedef short i16;
 
-// Waits until the kernel before this one has ended, while the next one is not set up yet: for a kernel that others must have room beside.
+// Waits until the kernel before this one has ended, and with it all before that one.
 __device__ __forceinline__ void previous_ended_alone() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// First thing in a kernel that does something before `previous_ended`: reads weights and other numbers that no kernel writes, or has them brought
-// closer. From here on, as soon as all blocks of this kernel run, the next one is set up beside it.
-__device__ __forceinline__ void setting_up() {
+// Lets the next kernel be set up beside this one, as soon as all blocks have come here, if there is room for it.
+__device__ __forceinline__ void next_may_begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// First thing in every other kernel: waits until the kernel before it has ended, and with it all before that one. The next one is set up meanwhile,
-// and touches nothing that a kernel writes before this returns there.
+// First thing in every kernel, but for what follows `setting_up`. The next one waits here for this one to end.
 __device__ __forceinline__ void previous_ended() {
-    setting_up();
     previous_ended_alone();
+    next_may_begin();
 }
+
+// First thing in a kernel that does something before `previous_ended`: while others still run it reads what no kernel writes, or has it brought closer.
+__device__ __forceinline__ void setting_up() {}
 
 // Has `bytes` bytes from `from` on brought into the second-level cache, by all threads of a block. What a kernel that runs writes there is seen
 // all the same.

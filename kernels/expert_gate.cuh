@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(32) await_experts(
     u64 looked = clock_ns();
     bool is_open = true;
     // Kernels that bring experts must find room while this one waits for them: what follows is set up only if nobody does.
-    if (look(gate) == pass) setting_up();
+    if (look(gate) == pass) next_may_begin();
     for (int looks = 1; look(gate) != pass; looks++) {
         if (looks % LOOKS == 0 && look(stop) == pass) {
             is_open = false;

@@ -178,8 +178,6 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS, 1) hc_input(
         const type *w, const float *streams, const float *base, const float *scale, const float *weights, const float *norm, float *mix, \
         float *pre, float *post, float *comb, float *out, Meeting *meeting, int n, int hidden, float rms_eps, float hc_eps, int iterations \
     ) { \
-        setting_up(); \
-        if (blockIdx.x < n * (n + 2)) bring(w + (size_t)blockIdx.x * n * hidden, (size_t)n * hidden * sizeof(type)); \
         previous_ended(); \
         enter(w, streams, base, scale, weights, norm, mix, pre, post, comb, out, meeting, n, hidden, rms_eps, hc_eps, iterations); \
     }

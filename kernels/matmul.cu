@@ -33,15 +33,6 @@ extern "C" __global__ void quantise_256(const float *x, i8 *codes, float *scales
     quantise<256>(x, codes, scales, sums, cols);
 }
 
-// Has `count` rows of a matrix from row `first` on brought closer, those that there are; not in blocks of 256, whose rows alternate.
-template <int T> __device__ __forceinline__ void bring_rows(const u8 *w, int w_rows, int cols, int first, int count) {
-    if constexpr (Block<T>::VALUES < 256) {
-        size_t blocks = cols / Block<T>::VALUES, rows = min(count, w_rows - first);
-        bring(w + first * blocks * Block<T>::BODY, rows * blocks * Block<T>::BODY);
-        if constexpr (Block<T>::TAIL > 0) bring(w + (w_rows * Block<T>::BODY + first * Block<T>::TAIL) * blocks, rows * blocks * Block<T>::TAIL);
-    }
-}
-
 // out: [rows, w_rows]. Grid (weight rows / DOT_ROWS, activation rows / N).
 template <int T, int N>
 __device__ void matmul_codes(const u8 *w, Acts acts, float *out, int w_rows, int cols, int rows, int groups) {
@@ -66,8 +57,6 @@ __device__ void matmul_codes(const u8 *w, Acts acts, float *out, int w_rows, int
     extern "C" __global__ void __launch_bounds__(DOT_THREADS<type, true>, DOT_BLOCKS<type, n, true>) matmul_##name##_codes_##n( \
         const u8 *w, const i8 *codes, const float *scales, const i16 *sums, float *out, int w_rows, int cols, int rows, int groups \
     ) { \
-        setting_up(); \
-        if (n == 1) bring_rows<type>(w, w_rows, cols, blockIdx.x * DOT_ROWS<type, true>, DOT_ROWS<type, true>); \
         previous_ended(); \
         matmul_codes<type, n>(w, Acts{codes, scales, sums}, out, w_rows, cols, rows, groups); \
     }
@@ -186,8 +175,6 @@ template <int T> __device__ void matmul_wide(const u8 *w, const float *x, float 
     extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 3) matmul_##name##_wide( \
         const u8 *w, const float *x, float *out, int w_rows, int cols, int groups \
     ) { \
-        setting_up(); \
-        bring_rows<type>(w, w_rows, cols, blockIdx.x, 1); \
         previous_ended(); \
         matmul_wide<type>(w, x, out, w_rows, cols, groups); \
     }

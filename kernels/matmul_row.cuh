@@ -1,15 +1,17 @@
 // One activation row against Q8_0 weights in one launch: the rounding of activations, the products and their sums.
-// Never adds in another order than `dots.cuh`: two threads make the whole sum of a block of 32, and the pair is the lane that it joins. Surprising
-// fact: weights are on their way before the kernel that makes the activations has ended, and each block of threads rounds the whole row again,
-// which takes less than what arrives meanwhile.
+// Never adds in another order than `dots.cuh`: whole sums of all blocks are taken by all threads at once, and one warp then adds them, eight
+// lanes a weight row. Surprising fact: each block of threads rounds the whole row again, which costs less than a launch and a wait, and keeps its
+// codes in registers for all weight rows that it takes.
 #pragma once
 #include "dot_parts.cuh"
 
-// Threads of a block and blocks of a multiprocessor; threads of a weight row, values of one at a time, and loads of it that are under way.
-constexpr int THREADS = 256, ROW_BLOCKS = 3, ROW_SHARERS = 16, EACH = 16, UNDER_WAY = 8;
-// Blocks of 32 that the threads of a row take at once, a lane each.
+// Weight rows of a block, values of a thread, and threads of the largest block.
+constexpr int ROWS = 4, EACH = 16, THREADS_MAX = 320;
+// Lanes of a weight row.
 constexpr int ROW_LANES = 8;
-static_assert(ROW_SHARERS * EACH == ROW_LANES * 32, "two threads a lane");
+// Places between the rows in shared memory, beyond their sums: two rows that half a warp reads lie in different banks.
+constexpr int PAD = 8;
+static_assert(ROWS * ROW_LANES == 32, "one warp adds");
 
 // Rounds 16 values of a block of 32; the neighbour has the other 16. Returns the scale.
 __device__ __forceinline__ float round_half(const float v[EACH], int words[4]) {
@@ -33,107 +35,104 @@ __device__ __forceinline__ float round_half(const float v[EACH], int words[4]) {
     return !is_finite ? __uint_as_float(0x7fc00000u) : is_zero ? 0.0f : amax / 127.0f;
 }
 
-// Rounds a row of `cols` values, by all threads of the block.
-__device__ __forceinline__ void round_row(const float *x, int cols, uint4 *codes, float *scales) {
-    int pieces = cols / EACH;
-    // Whole warps take part in each turn.
-    for (int first = 0; first < pieces; first += blockDim.x) {
-        int piece = first + threadIdx.x;
-        bool inside = piece < pieces;
+// The two matrices that a launch goes through, ROWS rows at a time: units.
+struct RowUnits {
+    const u8 *w, *second;
+    float *out, *second_out;
+    int rows, second_rows, cols;
+
+    __device__ __forceinline__ int first_units() const { return (rows + ROWS - 1) / ROWS; }
+    __device__ __forceinline__ int count() const { return first_units() + (second_rows + ROWS - 1) / ROWS; }
+
+    // A thread's weights of `unit`, 16 columns of each row from `at` on, and the factors of two of the rows: a thread keeps two rows of its block, its
+    // neighbour the other two.
+    __device__ __forceinline__ void fetch(int unit, int at, uint4 codes[ROWS], u16 factors[ROWS / 2]) const {
+        int is_odd = threadIdx.x & 1, blocks = cols / 32;
+        bool is_first = unit < first_units(), inside = unit < count() && at < cols;
+        const u8 *from = is_first ? w : second;
+        int all = is_first ? rows : second_rows, first = (is_first ? unit : unit - first_units()) * ROWS;
+        const u8 *body = from + (size_t)first * cols + at, *tail = from + (size_t)all * cols + ((size_t)first * blocks + at / 32) * 2;
+        // Rows beyond the last are computed and not written.
+        int last = all - 1 - first;
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) codes[r] = inside ? stream16(body + min(r, last) * cols) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int i = 0; i < ROWS / 2; i++) factors[i] = inside ? *(const u16 *)(tail + min(is_odd * (ROWS / 2) + i, last) * blocks * 2) : 0;
+    }
+
+    __device__ __forceinline__ void put(int unit, int r, float value) const {
+        bool is_first = unit < first_units();
+        int row = (is_first ? unit : unit - first_units()) * ROWS + r;
+        if (row < (is_first ? rows : second_rows)) (is_first ? out : second_out)[row] = value;
+    }
+};
+
+// Every gridDim.x-th unit. Shared: for two units a sum and its factor for each block of ROWS rows, and PAD more.
+template <int TURNS> __device__ __forceinline__ void multiply_row(const RowUnits &units, const float *x) {
+    extern __shared__ float4 dynamic[];
+    int tid = threadIdx.x, turn = blockDim.x * EACH, stride = TURNS * turn / 32 + PAD, is_odd = tid & 1, count = units.count();
+    int unit = blockIdx.x;
+    uint4 codes[ROWS];
+    u16 factors[ROWS / 2];
+    units.fetch(unit, tid * EACH, codes, factors);
+    int words[TURNS][4];
+    float scales[TURNS];
+#pragma unroll
+    for (int t = 0; t < TURNS; t++) {
+        int at = t * turn + tid * EACH;
         float v[EACH];
 #pragma unroll
         for (int i = 0; i < EACH; i += 4) {
-            float4 four = inside ? *(const float4 *)(x + piece * EACH + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            float4 four = at < units.cols ? *(const float4 *)(x + at + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             v[i] = four.x;
             v[i + 1] = four.y;
             v[i + 2] = four.z;
             v[i + 3] = four.w;
         }
-        int words[4];
-        float scale = round_half(v, words);
-        if (!inside) continue;
-        codes[piece] = make_uint4((u32)words[0], (u32)words[1], (u32)words[2], (u32)words[3]);
-        if (piece % 2 == 0) scales[piece / 2] = scale;
+        scales[t] = round_half(v, words[t]);
     }
-    __syncthreads();
+    for (int is_other = 0; unit < count; unit += gridDim.x, is_other ^= 1) {
+        // The warp that adds comes here after its last unit, so that the one before may be overwritten.
+        float2 *sums = (float2 *)dynamic + is_other * ROWS * stride;
+#pragma unroll
+        for (int t = 0; t < TURNS; t++) {
+            int halves[ROWS];
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                int low = __dp4a((int)codes[r].y, words[t][1], __dp4a((int)codes[r].x, words[t][0], 0));
+                halves[r] = __dp4a((int)codes[r].w, words[t][3], __dp4a((int)codes[r].z, words[t][2], low));
+            }
+            float d[ROWS / 2];
+#pragma unroll
+            for (int i = 0; i < ROWS / 2; i++) d[i] = half_value(factors[i]);
+            // What comes next is on its way while this is summed.
+            units.fetch(t + 1 < TURNS ? unit : unit + (int)gridDim.x, (t + 1) % TURNS * turn + tid * EACH, codes, factors);
+#pragma unroll
+            for (int i = 0; i < ROWS / 2; i++) {
+                int kept = is_odd ? halves[ROWS / 2 + i] : halves[i], given = is_odd ? halves[i] : halves[ROWS / 2 + i];
+                kept += __shfl_xor_sync(FULL, given, 1);
+                sums[(is_odd * (ROWS / 2) + i) * stride + t * turn / 32 + tid / 2] = make_float2((float)kept, d[i] * scales[t]);
+            }
+        }
+        __syncthreads();
+        if (tid >= 32) continue;
+        float lane = 0.0f;
+        const float2 *from = sums + tid / ROW_LANES * stride;
+#pragma unroll 8
+        for (int b = tid % ROW_LANES; b < units.cols / 32; b += ROW_LANES) lane = fmaf(from[b].x, from[b].y, lane);
+        for (int half = ROW_LANES / 2; half > 0; half /= 2) lane = lane + __shfl_down_sync(FULL, lane, half, ROW_LANES);
+        if (tid % ROW_LANES == 0) units.put(unit, tid / ROW_LANES, lane + 0.0f);
+    }
 }
 
-// What a thread reads of its weight rows, one step of ROW_LANES blocks after another.
-struct WeightSteps {
-    // Two matrices, one behind the other, and their rows.
-    const u8 *first, *second;
-    int first_rows, second_rows, blocks, steps;
-    // What is asked for next: step `step` of row `row`, every `row_step`th up to `end`.
-    int row, row_step, end, step;
-    const u8 *body, *tail;
-
-    __device__ __forceinline__ void fetch(uint4 &codes, u16 &factor) {
-        int t = threadIdx.x % ROW_SHARERS;
-        if (step == 0) {
-            bool is_first = row < first_rows;
-            const u8 *w = is_first ? first : second;
-            size_t r = is_first ? row : row - first_rows, all = is_first ? first_rows : second_rows;
-            body = w + r * blocks * 32 + t * EACH;
-            tail = w + (all * 32 + r * 2) * blocks + t / 2 * 2;
-        }
-        codes = make_uint4(0, 0, 0, 0);
-        factor = 0;
-        if (row < end && step * ROW_LANES + t / 2 < blocks) {
-            // In this order and no later: the compiler moves nothing of it behind what follows.
-            asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(codes.x), "=r"(codes.y), "=r"(codes.z), "=r"(codes.w)
-                         : "l"(body + step * (ROW_LANES * 32)));
-            asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(factor) : "l"(tail + step * (ROW_LANES * 2)));
-        }
-        if (++step == steps) {
-            step = 0;
-            row += row_step;
-        }
+// w: [w_rows, cols]; x: [cols]; out: [w_rows]; of a second matrix on the same row likewise, or none. Grid: as many blocks as run at once, or one
+// for each unit; whole warps of threads, 16 values each in TURNS turns. Shared: see `multiply_row`.
+#define MULTIPLY_ROW(turns) \
+    extern "C" __global__ void __launch_bounds__(THREADS_MAX, 3) matmul_row_q8_0_##turns( \
+        const u8 *w, const float *x, float *out, int w_rows, int cols, const u8 *second, float *second_out, int second_rows \
+    ) { \
+        previous_ended(); \
+        multiply_row<turns>(RowUnits{w, second, out, second_out, w_rows, second_rows, cols}, x); \
     }
-};
-
-// w: [w_rows, cols]; x: [groups, cols]; out: [w_rows]; of a second matrix on the same row likewise, or none: then `groups` is 1.
-// Grid: blocks of a group, times groups. Shared: a code a column, and a scale for 32.
-extern "C" __global__ void __launch_bounds__(THREADS, ROW_BLOCKS) matmul_row_q8_0(
-    const u8 *w, const float *x, float *out, int w_rows, int cols, int groups, const u8 *second, float *second_out, int second_rows
-) {
-    setting_up();
-    extern __shared__ uint4 codes[];
-    float *scales = (float *)(codes + cols / EACH);
-    int t = threadIdx.x % ROW_SHARERS, blocks = cols / 32;
-    int group_blocks = gridDim.x / groups, group = blockIdx.x / group_blocks, rows = (w_rows + second_rows) / groups;
-    // The blocks of a group take its rows in turn, so that all have as many.
-    int row = group * rows + threadIdx.x / ROW_SHARERS * group_blocks + blockIdx.x % group_blocks, end = (group + 1) * rows;
-    int row_step = THREADS / ROW_SHARERS * group_blocks, steps = (blocks + ROW_LANES - 1) / ROW_LANES;
-    WeightSteps weights{w, second, w_rows, second_rows, blocks, steps, row, row_step, end, 0, nullptr, nullptr};
-    uint4 coming[UNDER_WAY];
-    u16 factors[UNDER_WAY];
-#pragma unroll
-    for (int k = 0; k < UNDER_WAY; k++) weights.fetch(coming[k], factors[k]);
-    previous_ended();
-    round_row(x + (size_t)group * cols, cols, codes, scales);
-    float lane = 0.0f;
-    // Threads whose rows have ended go on with nothing, so that those of a warp stay together.
-    int first_row = row - threadIdx.x % 32 / ROW_SHARERS * group_blocks, step = 0;
-    while (first_row < end) {
-#pragma unroll
-        for (int k = 0; k < UNDER_WAY; k++) {
-            if (first_row >= end) break;
-            int block = step * ROW_LANES + t / 2;
-            bool inside = block < blocks;
-            uint4 x16 = inside ? codes[step * ROW_SHARERS + t] : make_uint4(0, 0, 0, 0);
-            int sum = __dp4a((int)coming[k].y, (int)x16.y, __dp4a((int)coming[k].x, (int)x16.x, 0));
-            sum = __dp4a((int)coming[k].w, (int)x16.w, __dp4a((int)coming[k].z, (int)x16.z, sum));
-            sum += __shfl_xor_sync(FULL, sum, 1);
-            if (inside) lane = fmaf((float)sum, half_value(factors[k]) * scales[block], lane);
-            weights.fetch(coming[k], factors[k]);
-            if (++step < steps) continue;
-            for (int apart = ROW_LANES; apart > 1; apart /= 2) lane = lane + __shfl_down_sync(FULL, lane, apart, ROW_SHARERS);
-            if (t == 0 && row < end) *(row < w_rows ? out + row : second_out + (row - w_rows)) = lane + 0.0f;
-            lane = 0.0f;
-            step = 0;
-            row += row_step;
-            first_row += row_step;
-        }
-    }
-}
+MULTIPLY_ROW(1)
+MULTIPLY_ROW(2)

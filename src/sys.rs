@@ -50,17 +50,32 @@ pub fn memory_facts() -> Result<Facts, SysError> {
     })
 }
 
-/// Addresses that this process may still take; `None` is unlimited.
-fn address_space_left() -> Option<Bytes> {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::As).current?;
+/// Addresses that this process may still take (`ulimit -v`), or what it may write to among them (`ulimit -d`); `None` is unlimited.
+pub fn address_space_left() -> Option<Bytes> {
     // Where nobody says how much is taken, the limit alone is still better than none.
-    let taken = read_text(Path::new("/proc/self/statm")).ok().and_then(|text| parse_statm(&text)).unwrap_or(0);
-    Some(Bytes(limit.saturating_sub(taken.saturating_mul(page_bytes() as u64))))
+    let taken = read_text(Path::new("/proc/self/statm")).ok().and_then(|text| parse_statm(&text)).unwrap_or_default();
+    let left = address_limits().into_iter().zip(taken).filter_map(|(limit, pages)| {
+        let bytes = pages.saturating_mul(page_bytes() as u64);
+        limit.map(|limit| Bytes(limit.saturating_sub(bytes)))
+    });
+    left.min()
 }
 
-/// Pages of the whole process: the first number.
-fn parse_statm(text: &str) -> Option<u64> {
-    text.split_whitespace().next()?.parse().ok()
+/// Limits on all addresses and on those that are written to.
+fn address_limits() -> [Option<u64>; 2] {
+    use rustix::process::Resource;
+    [Resource::As, Resource::Data].map(|resource| rustix::process::getrlimit(resource).current)
+}
+
+/// Stack of the first thread; `None` is unlimited.
+pub fn stack_limit() -> Option<Bytes> {
+    rustix::process::getrlimit(rustix::process::Resource::Stack).current.map(Bytes)
+}
+
+/// Pages of the whole process, and of its data and stack: the first number and the sixth.
+fn parse_statm(text: &str) -> Option<[u64; 2]> {
+    let mut numbers = text.split_whitespace().map(|word| word.parse().ok());
+    Some([numbers.next()??, numbers.nth(4)??])
 }
 
 /// Most bytes this process may lock; `None` is unlimited.
@@ -125,11 +140,11 @@ static IS_ONE_HEAP: AtomicBool = AtomicBool::new(false);
 const HEAP_ADDRESSES: u64 = 64 << 20;
 const STACK_ADDRESSES: u64 = 3 << 20;
 
-/// Where the user limits addresses (`ulimit -v`), lets all threads allocate from one heap. The C library would otherwise reserve one for each,
+/// Where the user limits addresses (`ulimit -v`, `-d`), lets all threads allocate from one heap. The C library would otherwise reserve one for each,
 /// of which next to nothing is used. For the start of a program.
 pub fn save_addresses() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    if rustix::process::getrlimit(rustix::process::Resource::As).current.is_some() {
+    if address_limits().iter().any(Option::is_some) {
         // SAFETY: mallopt takes two integers and may be called at any time; a refusal changes nothing.
         let is_done = unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) } == 1;
         IS_ONE_HEAP.store(is_done, Ordering::Relaxed);
@@ -366,6 +381,14 @@ mod tests {
         assert_eq!(info.cma_free, Bytes::mib(2));
         let without = text.replace("CmaFree", "Cma");
         assert_eq!(parse_meminfo(&without).unwrap().cma_free, Bytes(0));
+    }
+
+    #[test]
+    fn pages_of_a_process() {
+        assert_eq!(parse_statm("1207 171 148 7 0 92 0\n"), Some([1207, 92]));
+        for text in ["", "1207", "1207 171 148 7 0", "1207 171 148 7 0 x 0", "-1 171 148 7 0 92 0"] {
+            assert_eq!(parse_statm(text), None, "{text:?}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 mod cli_rig;
 
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -455,6 +456,38 @@ fn after(first: &str, args: &[&str]) -> std::process::Command {
     shell.arg("-c").arg(format!("{first}; exec \"$0\" \"$@\"")).arg(ds4.get_program()).arg("-m").arg(b()).args(args);
     shell.env("HOME", made_folder()).current_dir(made_folder()).stdin(Stdio::null());
     shell
+}
+
+#[test]
+fn arguments_that_are_no_text_are_told_or_taken_as_names() {
+    let strange = std::ffi::OsStr::from_bytes(b"a\xffb.gguf");
+    for args in [&["-1", "-p"][..], &["-n", "-1", "-p"], &["--system"]] {
+        finish(command().args(args).arg(strange)).failed(2, &["ds4 --help"]);
+    }
+    let model = scratch("strange-names").join(strange);
+    std::fs::copy(b(), &model).unwrap();
+    finish(command().args(["-p", "x", "-n", "1", "-m"]).arg(&model)).ok();
+    let mut bench = std::process::Command::new(env!("CARGO_BIN_EXE_ds4-bench"));
+    bench.args(["--cpu", "--random-tokens", "1", "--ctx-start", "8", "--ctx-max", "8", "--gen-tokens", "1", "-m"]);
+    let ran = finish(bench.arg(&model).args(["-o", "json"]).env("HOME", made_folder()));
+    assert!(ran.code == Some(0) && ran.text().contains("ds4-bench"), "{}", ran.stderr);
+}
+
+#[test]
+fn an_error_stream_that_is_full_costs_words_only() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let code = |command: &mut std::process::Command| command.stderr(full()).output().unwrap().status.code();
+    assert_eq!(code(command().arg("-m").arg(b()).args(["-p", "x", "-n", "2"])), Some(0));
+    assert_eq!(code(command().arg("-m").arg(b()).args(["-p", "x", "-n", "x"])), Some(2));
+    let model = scratch("full-stderr").join("x.gguf");
+    std::fs::copy(b(), &model).unwrap();
+    let gguf = |args: &[&str]| {
+        code(std::process::Command::new(env!("CARGO_BIN_EXE_ds4-gguf")).args(args).stdout(Stdio::null()))
+    };
+    assert_eq!(gguf(&["checksum", model.to_str().unwrap()]), Some(0));
+    assert_eq!(gguf(&["checksum", model.to_str().unwrap()]), Some(1), "it is there already");
+    let cache = |args: &[&str]| code(std::process::Command::new(env!("CARGO_BIN_EXE_ds4-cache")).args(args));
+    assert_eq!(cache(&["replay", "/no/such/trace"]), Some(1));
 }
 
 #[test]

@@ -5,56 +5,14 @@
 
 mod cli_rig;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use std::sync::OnceLock;
 
 use cli_rig::drawing::drawn;
-use cli_rig::made_models::{b, folder};
-use cli_rig::{Live, Ran, command, finish, json, scratch};
+use cli_rig::made_models::b;
+use cli_rig::stub::{on_stub, on_stub_with};
+use cli_rig::{Live, Ran, finish, json, scratch};
 use serde_json::Value;
-
-/// The folders of the driver's library and of the run-time compiler's; `None` where nothing compiles C.
-fn stubs() -> Option<&'static [PathBuf; 2]> {
-    static STUBS: OnceLock<Option<[PathBuf; 2]>> = OnceLock::new();
-    STUBS.get_or_init(build).as_ref()
-}
-
-fn build() -> Option<[PathBuf; 2]> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu_stub/driver.c");
-    let compile = |name: &str, more: &[&str]| {
-        let place = scratch(&format!("stub-{name}"));
-        let out = place.join(format!("lib{name}.so"));
-        let mut cc = Command::new("cc");
-        match cc.args(["-shared", "-fPIC", "-O1"]).args(more).arg("-o").arg(out).arg(&source).output() {
-            Ok(done) => {
-                assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-                Some(place)
-            }
-            Err(error) => {
-                eprintln!("skipped: cc does not run ({error})");
-                None
-            }
-        }
-    };
-    Some([compile("cuda", &[])?, compile("nvrtc", &["-DNVRTC"])?])
-}
-
-/// `ds4 -m b.gguf` with `args` on the stub, which goes wrong as `faults` say; `None` without one.
-fn on_stub(faults: &[(&str, &str)], args: &[&str]) -> Option<Command> {
-    on_stub_with(b(), faults, args)
-}
-
-/// The same with another model.
-fn on_stub_with(model: &Path, faults: &[(&str, &str)], args: &[&str]) -> Option<Command> {
-    let [cuda, nvrtc] = stubs()?;
-    let mut command = command();
-    let path = std::env::join_paths([cuda, nvrtc]).unwrap();
-    // Kernels that the stub "compiles" must not be found by a real driver.
-    command.env("LD_LIBRARY_PATH", path).env("XDG_CACHE_HOME", folder().join("stub-kernels"));
-    command.envs(faults.iter().copied()).arg("-m").arg(model).args(args);
-    Some(command)
-}
 
 const ASK: [&str; 6] = ["-p", "x", "-n", "1", "--backend", "cuda"];
 
@@ -319,6 +277,50 @@ fn experts_go_to_the_gpu_ahead_of_their_router() {
     assert_eq!((no_fewer, no_more, &same), (misses, hits, &text));
     let (graphless, ..) = run("ahead-asked", "0", &["--no-graph"]).unwrap();
     assert_eq!(graphless, [0; 4]);
+}
+
+/// Where every expert has a slot nobody leaves for a guess, and what was brought once is never brought again.
+#[test]
+fn experts_that_all_fit_stay() {
+    for lookahead in ["auto", "off"] {
+        let args = ["-p", "hello there", "-n", "40", "--backend", "cuda", "--ssd-streaming", "--lookahead", lookahead];
+        let path = scratch(&format!("fit-{lookahead}")).join("stats.json");
+        let Some(mut command) = on_stub(&[], &args) else { return };
+        let ran = finish(command.arg("--stats-json").arg(&path));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let gpu = &json(&path)["gpu"];
+        let count = |key: &str| gpu[key].as_u64().unwrap();
+        assert_eq!(
+            (count("evictions"), count("expert_misses") + count("guessed_used")),
+            (0, count("cache_slots")),
+            "{gpu}"
+        );
+    }
+}
+
+/// Fewer slots than experts, and more than a token uses: some leave while later layers of the same token are still to be looked up.
+#[test]
+fn what_leaves_in_the_middle_of_a_token_is_missed_by_its_later_layers() {
+    for (slots, lookahead) in
+        [("39", "off"), ("39", "auto"), ("25", "auto"), ("11", "router"), ("10", "both"), ("2", "off")]
+    {
+        let name = format!("leave-{slots}-{lookahead}");
+        let both = ["", "--no-graph"].map(|graphs| {
+            let path = scratch(&format!("{name}{graphs}")).join("stats.json");
+            let args =
+                ["-p", "hello there", "-n", "24", "--backend", "cuda", "--ssd-streaming", "--lookahead", lookahead];
+            let mut command = on_stub(&[], &args)?;
+            command.args(["--gpu-cache", slots]).args((!graphs.is_empty()).then_some(graphs));
+            let ran = finish(command.arg("--stats-json").arg(&path));
+            assert_eq!(ran.code, Some(0), "{name}: {}", ran.stderr);
+            let gpu = &json(&path)["gpu"];
+            let asked: u64 = ["expert_hits", "expert_misses"].iter().map(|key| gpu[key].as_u64().unwrap()).sum();
+            Some((asked, ran.stdout, gpu["found_rows"].as_u64().unwrap() > 20))
+        });
+        let [Some(found), Some(routed)] = both else { return };
+        assert_eq!((found.0, &found.1), (routed.0, &routed.1), "{name}");
+        assert!(found.2 && !routed.2, "{name}");
+    }
 }
 
 #[test]

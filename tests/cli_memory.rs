@@ -104,8 +104,13 @@ fn a_model_that_no_memory_holds_is_refused_by_the_plan() {
 
 /// Runs the bundled model with `threads` in a process that may take so many KiB of addresses.
 fn within_addresses(kib: u32, threads: &str) -> Ran {
+    within(&format!("-v {kib}"), threads)
+}
+
+/// The same under any `limit` of the shell.
+fn within(limit: &str, threads: &str) -> Ran {
     let mut shell = Command::new("sh");
-    let limited = format!("ulimit -v {kib} && exec \"$0\" \"$@\"");
+    let limited = format!("ulimit {limit} && exec \"$0\" \"$@\"");
     shell.arg("-c").arg(limited).arg(env!("CARGO_BIN_EXE_ds4")).arg("-m").arg(model());
     shell.env("HOME", scratch("addresses")).stdin(Stdio::null());
     finish(shell.args(["-p", "x", "-n", "1", "--ssd-streaming", "--backend", "cpu", "-t", threads]))
@@ -119,6 +124,28 @@ fn a_limit_on_addresses_is_planned_with() {
     }
     let ran = within_addresses(4_000_000, "2").ok();
     assert!(ran.stderr.contains("address space for"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_limit_on_data_is_planned_with() {
+    for kib in [1000, 3000, 5120] {
+        within(&format!("-d {kib}"), "2").failed(1, &["ulimit -v or -d leaves", "raise the limit"]);
+    }
+    for kib in [20_000, 40_000] {
+        within(&format!("-d {kib}"), "2").failed(1, &["ulimit -v or -d leaves", "fewer --threads"]);
+    }
+    within("-d 300000", "2").ok();
+}
+
+#[test]
+fn a_small_stack_is_enough() {
+    for kib in [64, 128, 512] {
+        within(&format!("-s {kib}"), "2").ok();
+    }
+    let mut shell = Command::new("sh");
+    let limited = "ulimit -s 128 && \"$0\" --no-such-flag; test $? = 2 && exec \"$0\" --help";
+    shell.args(["-c", limited, env!("CARGO_BIN_EXE_ds4-gguf")]);
+    assert!(finish(&mut shell).code == Some(0));
 }
 
 #[test]

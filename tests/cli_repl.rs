@@ -3,11 +3,11 @@
 
 mod cli_rig;
 
-use cli_rig::made_models::{b, b_rules};
+use cli_rig::made_models::{b, b_rules, folder};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cli_rig::{Live, command, finish, json, scratch};
+use cli_rig::{Live, command, finish, json, names_in, scratch};
 use rustix::process::Signal;
 
 fn session(model: &std::path::Path, args: &[&str]) -> Live {
@@ -119,39 +119,67 @@ fn termination_ends_the_session_in_the_middle_of_an_answer() {
     assert_eq!(live.end().code, Some(1));
 }
 
-/// On a terminal the line editor has handlers of its own, which must not take the signal away.
-#[test]
-fn ctrl_c_on_a_terminal_stops_the_answer_and_the_session_goes_on() {
-    let (program, log) = (command().get_program().to_owned(), scratch("terminal").join("stderr"));
-    let slow = "--temp 1 --seed 3 --quality --simd scalar -t 1 -c 4096";
-    let line = format!("exec '{}' -m '{}' {slow} 2>'{}'", program.display(), b().display(), log.display());
+/// `ds4 -m b.gguf` with `args` on a terminal, in a home of its own, and what it says on stderr; `None` with a notice where nothing gives it one.
+fn on_terminal(name: &str, home: &str, args: &str) -> Option<(Live, impl Fn(&str, usize))> {
+    let (program, log) = (command().get_program().to_owned(), scratch(name).join("stderr"));
+    let line = format!("exec '{}' -m '{}' {args} 2>'{}'", program.display(), b().display(), log.display());
     let Ok(found) = Command::new("script").arg("--version").output() else {
         println!("notice: no program script here, which would give ds4 a terminal");
-        return;
+        return None;
     };
     assert!(found.status.success());
-    let said = |part: &str, times: usize| {
+    let folder = log.parent().unwrap().to_owned();
+    let said = move |part: &str, times: usize| {
         let deadline = Instant::now() + Duration::from_secs(60);
         while std::fs::read_to_string(&log).unwrap_or_default().matches(part).count() < times {
             assert!(Instant::now() < deadline, "no {part:?} in {:?}", std::fs::read_to_string(&log));
             std::thread::sleep(Duration::from_millis(5));
         }
     };
-    let mut live = Live::start(Command::new("script").args(["-qefc", &line, "/dev/null"]).env("TERM", "xterm"));
+    let mut script = Command::new("script");
+    script.args(["-qefc", &line, "/dev/null"]).env("TERM", "xterm").env("HOME", home).current_dir(folder);
+    let live = Live::start(&mut script);
     said("type a message", 1);
+    // Lets the editor take the terminal before keys are pressed.
+    std::thread::sleep(Duration::from_millis(200));
+    Some((live, said))
+}
+
+/// On a terminal the line editor has handlers of its own, which must not take the signal away.
+#[test]
+fn ctrl_c_on_a_terminal_stops_the_answer_and_the_session_goes_on() {
+    let slow = "--temp 1 --seed 3 --quality --simd scalar -t 1 -c 4096";
+    let home = scratch("terminal-home");
+    let Some((mut live, said)) = on_terminal("terminal", home.to_str().unwrap(), slow) else { return };
     for turn in 1..=2 {
-        // Lets the editor take the terminal before keys are pressed.
-        std::thread::sleep(Duration::from_millis(200));
         let before = live.written();
         live.type_bytes(b"hello there\r");
         live.wait_for_output(before + 300);
         live.type_bytes(b"\x03");
         said("stopped; the conversation goes on", turn);
         assert!(live.is_running());
+        std::thread::sleep(Duration::from_millis(200));
     }
-    std::thread::sleep(Duration::from_millis(200));
     live.type_bytes(b"/quit\r");
     assert_eq!(live.end().code, Some(0));
+    assert!(home.join(".ds4_history").exists());
+}
+
+/// Lines and the beginning of one that come together, from hasty fingers or a paste that is not marked as one.
+#[test]
+fn what_was_typed_ahead_is_not_lost() {
+    let Some((mut live, said)) = on_terminal("ahead", "", "-n 4 -c 256") else { return };
+    live.type_bytes(b"hello there\r/rewind\rand th");
+    said("questions left: 0", 1);
+    live.type_bytes(b"en\r/rewind\r/nothink\r/qu");
+    said("questions left: 0", 2);
+    said("no reasoning", 1);
+    live.type_bytes(b"it\r");
+    let ran = live.end();
+    assert_eq!(ran.code, Some(0));
+    assert!(ran.text().contains("and then"), "{:?}", ran.text());
+    // A home that is nowhere gets no history, and neither does the place where the program was started.
+    assert_eq!(names_in(&folder().join("ahead")), ["stderr"]);
 }
 
 #[test]

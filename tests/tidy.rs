@@ -118,6 +118,22 @@ fn names_say_what_they_hold() {
     fail_with(faults);
 }
 
+/// Calls that panic where a stream is full or closed, or where an argument is no text.
+const PANICS_OUTSIDE: [&str; 5] = ["println!(", "eprintln!(", "print!(", "eprint!(", "env::args()"];
+
+#[test]
+fn streams_and_arguments_do_not_panic() {
+    let mut faults = Vec::new();
+    for (path, text) in sources().iter().filter(|(path, _)| path.starts_with("src/") && path.ends_with(".rs")) {
+        let code = text.lines().enumerate().take_while(|(_, line)| !line.starts_with("#[cfg(test)]"));
+        let code = code.filter(|(_, line)| !line.trim_start().starts_with("//"));
+        for (at, _) in code.filter(|(_, line)| PANICS_OUTSIDE.iter().any(|call| line.contains(call))) {
+            faults.push(format!("{path}:{}: use cli/output.rs, or cli::args::words", at + 1));
+        }
+    }
+    fail_with(faults);
+}
+
 /// The top-level module of a source below src/, `bin` for binaries.
 fn module_of(path: &str) -> Option<&str> {
     let rest = path.strip_prefix("src/")?;

@@ -15,8 +15,11 @@ use crate::quant::QuantType;
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     /// Memory of the device ran out.
-    #[error("{backend}: cannot allocate {bytes} bytes for {what}; lower --ctx or the cache budget")]
+    #[error("{backend}: cannot allocate {bytes} bytes for {what}; {}", less_memory(backend))]
     OutOfMemory { backend: &'static str, what: &'static str, bytes: u64 },
+    /// The same, while something was done that takes memory by itself.
+    #[error("{backend}: {what} failed: {reason}; {}", less_memory(backend))]
+    Full { backend: &'static str, what: String, reason: String },
     /// A matrix was offered in a type that the op has no kernel for.
     #[error("{backend}: no {op} kernel for {ty} weights; convert the tensor with ds4-gguf quantize")]
     UnsupportedType { backend: &'static str, op: &'static str, ty: QuantType },
@@ -39,6 +42,14 @@ pub enum BackendError {
         "{backend}: {reason}; this process can no longer use the GPU: start ds4 again, with CUDA_LAUNCH_BLOCKING=1 to learn which kernel it was"
     )]
     DeviceLost { backend: &'static str, reason: String },
+}
+
+/// What makes a run need less memory of `backend`.
+fn less_memory(backend: &str) -> &'static str {
+    match backend {
+        "cuda" => "lower --gpu-cache, --ctx or --prefill-chunk, or end what else fills the GPU (nvidia-smi lists it)",
+        _ => "lower --ctx or the cache budget",
+    }
 }
 
 /// A part of memory that someone keeps alive: how weights reach a device without a copy where it can use host memory.

@@ -2,5 +2,5 @@
 //! Surprising fact: all of it is in `cli::bench`, so that tests can reach it.
 
 fn main() -> std::process::ExitCode {
-    ds4::cli::bench::main()
+    ds4::cli::start::start("ds4-bench", ds4::cli::bench::main)
 }

@@ -2,5 +2,5 @@
 //! Surprising fact: all of it is in `cli::cache_tool`, so that tests can reach it.
 
 fn main() -> std::process::ExitCode {
-    ds4::cli::cache_tool::main()
+    ds4::cli::start::start("ds4-cache", ds4::cli::cache_tool::main)
 }

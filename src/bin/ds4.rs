@@ -2,5 +2,5 @@
 //! Surprising fact: all of it is in `cli`, so that tests can reach it.
 
 fn main() -> std::process::ExitCode {
-    ds4::cli::main()
+    ds4::cli::start::start("ds4", ds4::cli::main)
 }

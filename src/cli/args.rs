@@ -378,7 +378,7 @@ pub fn refuse_as(program: &str, error: &clap::Error) -> Result<(), CliError> {
     if !error.use_stderr() {
         return output::answer(&text).map_err(CliError::output);
     }
-    if let Some((flag, value)) = negative_value(error, std::env::args()) {
+    if let Some((flag, value)) = negative_value(error, words()) {
         return Err(CliError::usage(format!(
             "{flag} {value}: the value must not be negative; {program} --help lists all flags"
         )));
@@ -387,6 +387,11 @@ pub fn refuse_as(program: &str, error: &clap::Error) -> Result<(), CliError> {
     let said = lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"));
     let said = said.collect::<Vec<_>>().join(" ");
     Err(CliError::usage(format!("{}; {program} --help lists all flags", said.trim_start_matches("error: "))))
+}
+
+/// The words that this process was started with, for people to read: a file's name need not be text.
+pub fn words() -> impl Iterator<Item = String> {
+    std::env::args_os().map(|word| word.to_string_lossy().into_owned())
 }
 
 /// The flag and its value where clap took a value for a flag of its own because it begins with a minus.

@@ -140,10 +140,13 @@ pub fn describe(model: &std::path::Path) -> Result<String, ConvertError> {
     Ok(inspect::text(&GgufFile::open(model)?, false))
 }
 
+/// Tells the user something beside the result.
+fn note(text: &str) {
+    output::note_as("ds4-gguf", text);
+}
+
 /// Runs `ds4-gguf` on the process's arguments.
 pub fn main() -> ExitCode {
-    crate::sys::save_addresses();
-    crate::sys::outlive_file_size_limit();
     let mut text = Vec::new();
     let result = match Cli::try_parse() {
         Ok(cli) => run(cli.command, &mut text),
@@ -153,14 +156,14 @@ pub fn main() -> ExitCode {
     if let Err(error) = output::bytes(&text)
         && error.kind() != ErrorKind::BrokenPipe
     {
-        eprintln!("ds4-gguf: cannot write to standard output: {error}");
+        note(&format!("cannot write to standard output: {error}"));
         return ExitCode::FAILURE;
     }
     match result {
         Ok(code) => code,
         Err(CliError::Unread) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("ds4-gguf: {error}");
+            note(&format!("{error}"));
             ExitCode::from(if matches!(error, CliError::Usage(_)) { 2 } else { 1 })
         }
     }
@@ -248,7 +251,7 @@ fn produce(
         alignment: args.alignment,
     };
     if importance.is_none() && options.recipe.wants_importance() {
-        eprintln!("ds4-gguf: note: types of 2 and 3 bits lose less with an importance file (--imatrix)");
+        note("note: types of 2 and 3 bits lose less with an importance file (--imatrix)");
     }
     use_threads(args.threads);
     let interrupt = listen()?;
@@ -261,12 +264,12 @@ fn produce(
 
 fn report(summary: &Summary, output: &Path) {
     let Summary { tensors, bytes, left_out, with_importance } = *summary;
-    eprintln!("ds4-gguf: wrote {}: {tensors} tensors, {} ({bytes} bytes)", output.display(), Bytes(bytes));
+    note(&format!("wrote {}: {tensors} tensors, {} ({bytes} bytes)", output.display(), Bytes(bytes)));
     if with_importance > 0 {
-        eprintln!("ds4-gguf: {with_importance} tensors were encoded with importance");
+        note(&format!("{with_importance} tensors were encoded with importance"));
     }
     if left_out > 0 {
-        eprintln!("ds4-gguf: {left_out} checkpoint tensors outside the text model were left out");
+        note(&format!("{left_out} checkpoint tensors outside the text model were left out"));
     }
 }
 

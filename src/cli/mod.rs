@@ -23,10 +23,12 @@ pub mod run;
 pub mod session_file;
 pub mod snapshot_file;
 pub mod span_file;
+pub mod start;
 pub mod task_flags;
 pub mod tasks;
 mod token_time;
 pub mod trace_file;
+pub mod warnings;
 pub mod watch;
 pub mod whole_file;
 
@@ -82,8 +84,6 @@ impl CliError {
 /// Runs `ds4`.
 pub fn main() -> ExitCode {
     crate::sys::return_freed_memory();
-    crate::sys::save_addresses();
-    crate::sys::outlive_file_size_limit();
     let result = match Cli::from_process_args() {
         Ok(cli) => listened(&cli),
         Err(error) => args::refuse(&error),
@@ -102,8 +102,7 @@ pub fn main() -> ExitCode {
 fn listened(cli: &Cli) -> Result<(), CliError> {
     task_flags::check(cli)?;
     keep_files_apart(cli)?;
-    let warnings = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).without_time().with_target(false);
-    let warnings = warnings.with_filter(LevelFilter::WARN);
+    let warnings = warnings::layer("ds4");
     let Some(path) = &cli.diagnosis.trace_file else {
         tracing_subscriber::registry().with(warnings).init();
         return run::run(cli);

@@ -37,9 +37,14 @@ pub fn line(text: &str) -> io::Result<()> {
 
 /// Tells the user something, every line under the program's name.
 pub fn note(text: &str) {
+    note_as("ds4", text);
+}
+
+/// As [`note`], under the name of another program.
+pub fn note_as(program: &str, text: &str) {
     let mut err = io::stderr().lock();
     for line in text.lines() {
         // Nothing is left to do when stderr is gone.
-        let _ = writeln!(err, "ds4: {line}");
+        let _ = writeln!(err, "{program}: {line}");
     }
 }

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::cli::output::note;
+
 /// Steps faster than this are not worth a line.
 const QUIET: Duration = Duration::from_millis(500);
 /// Distance of plain lines.
@@ -50,7 +52,7 @@ impl Meter {
             }
         } else if self.shown.is_none_or(|shown| now - shown >= PLAIN_EVERY) {
             self.shown = Some(now);
-            eprintln!("ds4: {}: {} of {}", self.label, self.amount(done), self.amount(total));
+            note(&format!("{}: {} of {}", self.label, self.amount(done), self.amount(total)));
         }
     }
 

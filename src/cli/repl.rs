@@ -149,8 +149,10 @@ fn piped() -> Result<Option<PipedLines>, CliError> {
     lines.transpose().map_err(|e| CliError::failed(format!("cannot read the input: {e}")))
 }
 
+/// None where HOME is not absolute: an empty one would leave a file wherever the program is started.
 fn history_path() -> Option<PathBuf> {
-    Some(Path::new(&std::env::var_os("HOME")?).join(".ds4_history"))
+    let home = PathBuf::from(std::env::var_os("HOME")?);
+    home.is_absolute().then(|| home.join(".ds4_history"))
 }
 
 struct Repl<'a> {

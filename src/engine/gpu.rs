@@ -122,7 +122,7 @@ fn slots(
     if wanted < top_k as u64 || wanted > fit {
         return Err(EngineError::GpuCache {
             wanted,
-            bytes: Bytes(wanted * slot_bytes),
+            bytes: Bytes(wanted.saturating_mul(slot_bytes)),
             least: top_k as u64,
             most: fit,
             room: Bytes(room),

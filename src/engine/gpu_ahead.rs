@@ -54,6 +54,11 @@ impl Worth {
     }
 }
 
+/// Slots to keep free of `slots` for `experts`, `k` of them a row: none where all have a place, and nobody has to leave.
+fn slots_kept_free(slots: usize, experts: usize, k: usize) -> usize {
+    if slots >= experts { 0 } else { FREE_SLOTS.min(slots.saturating_sub(k) / FREE_SHARE) }
+}
+
 /// What is on its way, or was named, for the layer behind the one under way.
 pub(super) struct Guesses<'a> {
     owner: &'a GpuExperts,
@@ -86,12 +91,13 @@ impl<'a> Guesses<'a> {
         let uploads = owner.guesses && owner.is_registered() && worth.is_worth_it();
         let reads = owner.inner.guesses_wanted();
         let wanted = if uploads { NAMED_MAX } else { reads.min(NAMED_MAX) }.min(k);
+        let experts = owner.layers.iter().map(|layer| usize::from(layer.experts)).sum();
         Self {
             owner,
             wanted,
             uploads,
             reads: reads > 0,
-            free: FREE_SLOTS.min(owner.slots.saturating_sub(k) / FREE_SHARE),
+            free: slots_kept_free(owner.slots, experts, k),
             named: vec![false; owner.layers.len()],
             taken: None,
             absent: Vec::with_capacity(NAMED_MAX),
@@ -271,6 +277,12 @@ mod tests {
         assert_eq!(tokens(&mut worth, 50, 5), 50, "between both marks it goes on");
         tokens(&mut worth, 50, 1);
         assert_eq!(tokens(&mut worth, 50, 5), 0, "and stays off");
+    }
+
+    #[test]
+    fn nobody_leaves_where_all_have_a_place() {
+        assert_eq!([18, 100, 239, 240, 500].map(|slots| slots_kept_free(slots, 240, 4)), [0, 3, 3, 0, 0]);
+        assert_eq!(slots_kept_free(2, 240, 4), 0);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::units::{ExpertIdx, ExpertKey};
 /// that no call of the driver has to wait until there is room for it, on the thread that experts come from.
 const AHEAD: usize = 12;
 /// Layers whose ops are handed to the device together; the first one goes alone, so that the device begins early.
-const SEGMENT: usize = 8;
+const SEGMENT: usize = 4;
 /// Looks for a choice between two questions whether the device still runs.
 const LOOKS: u32 = 4096;
 /// Looks for a guess before reads of the drive are waited for without it: some milliseconds, of which it takes a few hundredths.

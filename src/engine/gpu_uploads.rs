@@ -35,15 +35,16 @@ pub(super) fn prepare(backend: &CudaBackend, arena: &[Piece], wanted: GpuUploads
     let is_integrated = backend.device().properties().is_integrated;
     let registered = match wanted {
         GpuUploads::Direct => Some(register(backend, arena, HostAccess::Kernels).map_err(|e| refused(e.to_string()))?),
-        GpuUploads::Auto if is_integrated => register(backend, arena, HostAccess::Kernels)
-            .inspect_err(|error| tracing::warn!("{error}; experts are copied on their way"))
-            .ok(),
+        GpuUploads::Auto if is_integrated => {
+            let known = register(backend, arena, HostAccess::Kernels);
+            if_taken(known, "experts are copied on their way")?
+        }
         GpuUploads::Auto | GpuUploads::Copy => None,
     };
     let Some(registered) = registered else {
         // A device that refuses says so once, and uploads are copied by the driver.
-        let registered = register(backend, arena, HostAccess::Uploads)
-            .inspect_err(|error| tracing::warn!("{error}; uploads of experts will be several times slower"));
+        let registered = register(backend, arena, HostAccess::Uploads);
+        let registered = if_taken(registered, "uploads of experts will be several times slower")?;
         return Ok(HostSlots { registered: registered.unwrap_or_default(), rates: None });
     };
     let rates = match registered.first() {
@@ -54,6 +55,20 @@ pub(super) fn prepare(backend: &CudaBackend, arena: &[Piece], wanted: GpuUploads
         backend.read_in_place();
     }
     Ok(HostSlots { registered, rates })
+}
+
+/// What was registered; nothing, with a warning that ends with `instead`, if the driver does not take it. A device that failed is no such refusal.
+fn if_taken(
+    registered: Result<Vec<Registered>, BackendError>,
+    instead: &str,
+) -> Result<Option<Vec<Registered>>, BackendError> {
+    match registered {
+        Err(error @ BackendError::HostMemory { .. }) => {
+            tracing::warn!("{error}; {instead}");
+            Ok(None)
+        }
+        other => other.map(Some),
+    }
 }
 
 /// Whether experts are better read in place; so too where they are too few to tell.

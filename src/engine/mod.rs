@@ -117,7 +117,7 @@ pub enum EngineError {
     #[error(transparent)]
     Plan(#[from] PlanError),
     #[error(
-        "{error}. What is short are addresses, not memory (ulimit -v leaves {left} beside what threads reserve): raise the limit or use \
+        "{error}. What is short are addresses, not memory (ulimit -v or -d leaves {left} beside what threads reserve): raise the limit or use \
          fewer --threads"
     )]
     Addresses { error: PlanError, left: Bytes },

@@ -5,6 +5,8 @@
 pub mod drawing;
 #[path = "../made_models/mod.rs"]
 pub mod made_models;
+#[cfg(feature = "cuda")]
+pub mod stub;
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -79,6 +81,7 @@ fn is_known(line: &str) -> bool {
         "  ",
         "memory: ",
         "note: ",
+        "warning: ",
         "prefill: ",
         "expert cache: ",
         "expert reads: ",

@@ -123,6 +123,11 @@ impl Rig {
         Some((&mut self.rng, &*gpu[2]))
     }
 
+    /// Whether `case` is small enough.
+    pub fn is_within(&self, case: &impl Case) -> bool {
+        case.bytes() <= self.bytes_max
+    }
+
     /// Counts and prints something that is no op of the trait.
     pub fn note(&mut self, what: &str, is_good: bool) {
         println!("{what:<60} {}", if is_good { "same bits" } else { "FAILED" });
@@ -133,7 +138,7 @@ impl Rig {
     /// Runs `case` on both sides and prints its line.
     pub fn check(&mut self, case: &impl Case) {
         self.seen.push(case.op());
-        let is_left_out = case.bytes() > self.bytes_max || (self.is_token_only && !case.is_of_a_token());
+        let is_left_out = !self.is_within(case) || (self.is_token_only && !case.is_of_a_token());
         let is_wanted = self.only.as_deref().is_none_or(|o| o == case.op()) && !is_left_out;
         let Some(gpu) = self.gpu.as_ref().filter(|_| is_wanted) else {
             return;

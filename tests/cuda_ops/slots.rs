@@ -138,7 +138,12 @@ impl Row<CudaBackend> {
     }
 }
 
-fn checked(rng: &mut Rng, cpu: &CpuBackend, gpu: &CudaBackend, types: [QuantType; 2]) -> bool {
+/// What did not hold, in words.
+fn ensure(is_good: bool, what: &'static str) -> Result<(), &'static str> {
+    if is_good { Ok(()) } else { Err(what) }
+}
+
+fn checked(rng: &mut Rng, cpu: &CpuBackend, gpu: &CudaBackend, types: [QuantType; 2]) -> Result<(), &'static str> {
     let layer = Layer::new(rng, types, (512, 256));
     let slab = gpu.slab("slots", EXPERTS * layer.slot_bytes).unwrap();
     let table: SlotTable = gpu.slot_table(LAYERS, EXPERTS).unwrap();
@@ -157,39 +162,46 @@ fn checked(rng: &mut Rng, cpu: &CpuBackend, gpu: &CudaBackend, types: [QuantType
     row.queue(gpu, &pass, &layer, at, ids);
     let first = told(&pass, at);
     drop(pass);
-    let mut good = first.ids[..K] == ids && !first.are_all;
+    ensure(first.ids[..K] == ids && !first.are_all, "a pass that nobody answers tells what is absent")?;
 
     // Two absent experts come, after a while: the gate says how long it held.
     gpu.device().begin_times().unwrap();
     let pass = table.begin(gpu, room).unwrap();
     row.queue(gpu, &pass, &layer, at, ids);
-    good &= !told(&pass, at).are_all && pass.is_running().unwrap();
+    ensure(!told(&pass, at).are_all, "two are told to be absent")?;
+    ensure(pass.is_running().unwrap(), "the pass stands at its gate")?;
     let asked = Instant::now();
     std::thread::sleep(HELD);
     missing.iter().for_each(|id| layer.store(gpu, &slab, *id as usize, Upload::Aside { is_registered: false }));
     pass.open(at, &missing.map(|id| (entry(id), address(id)))).unwrap();
     pass.end().unwrap();
-    good &= row.holds(gpu, &expected, ids);
+    ensure(row.holds(gpu, &expected, ids), "outputs with two that came late")?;
     let (busy, held) = (gpu.device().end_times().unwrap_or(0), table.times().stalled_ns().unwrap_or(0));
-    good &= HELD.as_nanos() / 2 <= u128::from(held) && held <= busy && u128::from(held) <= asked.elapsed().as_nanos();
+    ensure(HELD.as_nanos() / 2 <= u128::from(held), "the gate says how long it held")?;
+    ensure(
+        held <= busy && u128::from(held) <= asked.elapsed().as_nanos(),
+        "a gate holds no longer than the whole took",
+    )?;
 
     // Then all are there, in another order of the router.
     let ids = [3, 7, 2, 6];
     let pass = table.begin(gpu, room).unwrap();
     row.queue(gpu, &pass, &layer, at, ids);
-    good &= told(&pass, at).are_all;
+    ensure(told(&pass, at).are_all, "all are there")?;
     pass.end().unwrap();
-    good &= row.holds(gpu, &expected, ids) && table.times().stalled_ns().is_none();
+    ensure(row.holds(gpu, &expected, ids), "outputs in another order of the router")?;
+    ensure(table.times().stalled_ns().is_none(), "no time without a request for times")?;
 
     // One left: it is absent again.
     let pass = table.begin(gpu, room).unwrap();
     pass.open(0, &[(entry(7), 0)]).unwrap();
     gpu.device().settle();
     row.queue(gpu, &pass, &layer, at, ids);
-    good &= !told(&pass, at).are_all;
+    ensure(!told(&pass, at).are_all, "one that left is absent")?;
     pass.open(at, &[(entry(7), address(7))]).unwrap();
     pass.end().unwrap();
-    good && row.holds(gpu, &expected, ids) && guessed(gpu, &table, (&layer, room, &slab), &expected)
+    ensure(row.holds(gpu, &expected, ids), "outputs with one that came back")?;
+    guessed(gpu, &table, (&layer, room, &slab), &expected)
 }
 
 /// Experts that come before their layer has chosen: told, found if they are there, waited for if they are on their way; and what a pass that is
@@ -199,7 +211,7 @@ fn guessed(
     table: &SlotTable,
     (layer, room, slab): (&Layer, Room, &CudaSlab),
     expected: &[f32],
-) -> bool {
+) -> Result<(), &'static str> {
     let (at, ids): (usize, [i32; K]) = (2, [3, 7, 2, 6]);
     let entry = |expert: i32| at * EXPERTS + expert as usize;
     let address = |expert: i32| gpu.address(slab, expert as usize * layer.slot_bytes);
@@ -221,41 +233,45 @@ fn guessed(
 
     // All of them are brought before the layer chooses: nothing is asked of the host.
     let pass = table.begin(gpu, room).unwrap();
-    let mut good = pass.guess(at).is_none() && pass.guess(0).is_none() && named(&pass, &mut row, [7, 3, 5, 0]);
+    ensure(pass.guess(at).is_none() && pass.guess(0).is_none(), "no guess before one is told")?;
+    ensure(named(&pass, &mut row, [7, 3, 5, 0]), "a guess is told")?;
     ids.iter().for_each(|id| bring(&pass, *id));
     gpu.device().settle();
-    good &= pass.has_copied().unwrap();
+    ensure(pass.has_copied().unwrap(), "what was brought ahead has arrived")?;
     row.queue(gpu, &pass, layer, at, ids);
-    good &= told(&pass, at).are_all;
+    ensure(told(&pass, at).are_all, "what was brought ahead is found")?;
     pass.end().unwrap();
-    good &= row.holds(gpu, expected, ids);
+    ensure(row.holds(gpu, expected, ids), "outputs of what was brought ahead")?;
 
     // One leaves again and comes late: behind the gate, which the host opens without an upload of its own.
     let pass = table.begin(gpu, room).unwrap();
-    good &= pass.guess(at).is_none() && named(&pass, &mut row, [2, 8, 1, 0]);
+    ensure(
+        pass.guess(at).is_none() && named(&pass, &mut row, [2, 8, 1, 0]),
+        "the guess of this pass, not of the last",
+    )?;
     pass.change(&[(entry(2), 0), (entry(8), address(8))]).unwrap();
     gpu.device().settle();
     row.queue(gpu, &pass, layer, at, ids);
-    good &= !told(&pass, at).are_all;
+    ensure(!told(&pass, at).are_all, "one on its way is absent")?;
     bring(&pass, 2);
     pass.open(at, &[(entry(8), 0)]).unwrap();
     pass.end().unwrap();
-    good &= row.holds(gpu, expected, ids);
+    ensure(row.holds(gpu, expected, ids), "outputs with one that was on its way")?;
 
     // A pass is given up with its gate closed and a guess on its way.
     let pass = table.begin(gpu, room).unwrap();
     pass.change(&[(entry(6), 0)]).unwrap();
     gpu.device().settle();
     row.queue(gpu, &pass, layer, at, ids);
-    good &= !told(&pass, at).are_all;
+    ensure(!told(&pass, at).are_all, "one is absent as the pass is given up")?;
     bring(&pass, 4);
     drop(pass);
     table.rewrite(ids.iter().map(|id| (entry(*id), address(*id)))).unwrap();
     let pass = table.begin(gpu, room).unwrap();
     row.queue(gpu, &pass, layer, at, ids);
-    good &= told(&pass, at).are_all;
+    ensure(told(&pass, at).are_all, "all are there after a pass that was given up")?;
     pass.end().unwrap();
-    good && row.holds(gpu, expected, ids)
+    ensure(row.holds(gpu, expected, ids), "outputs after a pass that was given up")
 }
 
 /// All of it for pairs of types.
@@ -263,7 +279,10 @@ pub fn check(rig: &mut Rig) {
     use QuantType::{IQ2_XXS, MXFP4, Q2_K, Q4_K, Q8_0};
     for types in [[IQ2_XXS, Q2_K], [Q4_K, Q4_K], [Q8_0, Q8_0], [MXFP4, Q8_0]] {
         let Some((rng, cpu, gpu)) = rig.fast("slots") else { return };
-        let good = checked(rng, cpu, gpu, types);
-        rig.note(&format!("slots: experts of {}, {} found by the device", types[0], types[1]), good);
+        let result = checked(rng, cpu, gpu, types);
+        rig.note(&format!("slots: experts of {}, {} found by the device", types[0], types[1]), result.is_ok());
+        if let Err(what) = result {
+            println!("    what did not hold: {what}");
+        }
     }
 }

@@ -297,7 +297,7 @@ fn cache_clause(cache: &Bytes) -> String {
 
 fn ctx_advice(ctx_fits: u64) -> String {
     if ctx_fits == 0 {
-        String::from("free memory first")
+        String::from("use a smaller --prefill-chunk, or free memory first")
     } else {
         alloc::format!("use --ctx {ctx_fits} or less, or free memory")
     }

@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::os::raw::c_void;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -22,11 +22,11 @@ use super::timeline::Timeline;
 use crate::backend::BackendError;
 use crate::obs::spans::{self, Detail, Row};
 
+/// Threads of a small kernel, for each multiprocessor: all of it runs at once. Where several kernels wait for room a small one goes first, since others
+/// wait for it, and what it takes is missed by nobody.
+const SMALL_THREADS: u64 = 1024;
 /// Kernels that are named with an error.
 const RECENT: usize = 6;
-
-/// How the names of kernels begin that write weights, see kernels/arrange.cuh.
-const ARRANGING: &str = "arrange_";
 
 /// Why there is no GPU to compute on.
 #[derive(Debug, thiserror::Error)]
@@ -141,11 +141,11 @@ pub struct Device {
     pub(super) awaiting: Awaiting,
     context: Arc<CudaContext>,
     properties: Properties,
+    /// The priority of small kernels; 0 is that of all others.
+    priority: i32,
     pub(super) counts: Counts,
     /// Ring of kernel names, and how many were launched since the last wait.
     recent: Mutex<([&'static str; RECENT], usize)>,
-    /// Whether the last op wrote weights.
-    has_written_weights: AtomicBool,
     /// The first error after which this process cannot use the device any more.
     lost: OnceLock<String>,
 }
@@ -186,6 +186,7 @@ impl Device {
         let bounce = unsafe { result::malloc_host(BOUNCE, 0) }.map_err(refused)?;
         let bounce = Bounce { start: bounce.expose_provenance() };
         let properties = properties(&context).map_err(refused)?;
+        let priority = greatest_priority().map_err(refused)?;
         let (major, minor) = properties.capability;
         if properties.capability < faults::CAPABILITY_LEAST {
             return Err(OpenError::TooOld { ordinal, name: properties.name, major, minor });
@@ -204,9 +205,9 @@ impl Device {
             awaiting,
             context,
             properties,
+            priority,
             counts,
             recent,
-            has_written_weights: AtomicBool::new(false),
             lost,
         })
     }
@@ -390,7 +391,11 @@ impl Device {
                 self.lost.get_or_init(|| reason.clone());
                 return BackendError::DeviceLost { backend: "cuda", reason };
             }
-            BackendError::Device { backend: "cuda", what: what.to_owned(), reason }
+            let (backend, what) = ("cuda", what.to_owned());
+            match error.0 {
+                sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => BackendError::Full { backend, what, reason },
+                _ => BackendError::Device { backend, what, reason },
+            }
         })
     }
 
@@ -599,12 +604,6 @@ impl Device {
         Ok(())
     }
 
-    /// The op `kernel` follows. Returns whether the one before it writes weights, which an op may read before that has ended.
-    fn is_behind_weights(&self, kernel: &str) -> bool {
-        // Relaxed: ops are queued in order, by whoever queues them.
-        self.has_written_weights.swap(kernel.starts_with(ARRANGING), Ordering::Relaxed)
-    }
-
     /// Starts a kernel.
     ///
     /// # Safety
@@ -641,14 +640,19 @@ impl Device {
             recent.0[at] = kernel;
             recent.1 += 1;
         }
-        let is_behind_weights = lane == Lane::Ops && self.is_behind_weights(kernel);
-        let may_overlap = lane == Lane::Ops && self.note(kernel, true) && function.may_overlap && !is_behind_weights;
+        let may_overlap = lane == Lane::Ops && self.note(kernel, true) && function.may_overlap;
         self.counts.launches.fetch_add(1, Ordering::Relaxed);
-        let mut overlap = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-        };
+        let threads = u64::from(block) * grid.iter().map(|n| u64::from(*n)).product::<u64>();
+        let is_small = threads <= SMALL_THREADS * self.properties.multiprocessors as u64;
+        let priority = if is_small { self.priority } else { 0 };
+        let mut attributes = [
+            (sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PRIORITY, sys::CUlaunchAttributeValue { priority }),
+            (
+                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+            ),
+        ]
+        .map(|(id, value)| sys::CUlaunchAttribute { id, pad: [0; 4], value });
         let config = sys::CUlaunchConfig {
             gridDimX: grid[0],
             gridDimY: grid[1],
@@ -658,8 +662,8 @@ impl Device {
             blockDimZ: 1,
             sharedMemBytes: shared,
             hStream: self.lane(lane).cu_stream(),
-            attrs: &mut overlap,
-            numAttrs: u32::from(may_overlap),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: if lane == Lane::Ops { 1 + u32::from(may_overlap) } else { 0 },
         };
         // SAFETY: the caller's promise; parameters are copied by the call. A kernel that may overlap waits for the one before it by itself.
         let started =
@@ -676,6 +680,13 @@ impl Device {
             }
         }
     }
+}
+
+/// The first of all priorities: numbers below 0, or 0 where there is but one. The context is current.
+fn greatest_priority() -> Result<i32, DriverError> {
+    let (mut least, mut greatest) = (0, 0);
+    // SAFETY: pointers that are valid for the call.
+    unsafe { sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest) }.result().map(|()| greatest)
 }
 
 fn properties(context: &Arc<CudaContext>) -> Result<Properties, DriverError> {

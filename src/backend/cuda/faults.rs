@@ -66,6 +66,11 @@ pub(super) fn use_hint(error: CUresult) -> &'static str {
     }
 }
 
+/// Whether a refusal of kernels is about the device, and not about what they are compiled for.
+pub(super) fn is_of_the_device(error: CUresult) -> bool {
+    error == CUresult::CUDA_ERROR_OUT_OF_MEMORY || is_lasting(error)
+}
+
 /// Whether every later call of this process will fail too.
 pub(super) fn is_lasting(error: CUresult) -> bool {
     matches!(
@@ -107,5 +112,7 @@ mod tests {
         assert!(is_lasting(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS) && is_lasting(CUresult::CUDA_ERROR_LAUNCH_FAILED));
         assert!(!is_lasting(CUresult::CUDA_ERROR_OUT_OF_MEMORY) && !is_lasting(CUresult::CUDA_ERROR_NOT_READY));
         assert!(!is_lasting(CUresult::CUDA_ERROR_INVALID_VALUE));
+        assert!(is_of_the_device(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+        assert!(!is_of_the_device(CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION));
     }
 }

@@ -67,8 +67,9 @@ impl Device {
     pub(super) fn host_bytes(self: &Arc<Self>, len: usize) -> Result<HostBytes, BackendError> {
         self.bind()?;
         self.awaiting.take_turn("allocating host memory")?;
+        let what = format!("allocating {len} bytes of host memory that the GPU reads");
         // SAFETY: a plain allocation, given back once, when the result is dropped.
-        let start = self.check("allocating host memory", unsafe { result::malloc_host(len, 0) })?;
+        let start = self.check(&what, unsafe { result::malloc_host(len, 0) })?;
         // SAFETY: `len` bytes were allocated at `start`.
         unsafe { start.cast::<u8>().write_bytes(0, len) };
         Ok(HostBytes { device: Arc::clone(self), start: start.expose_provenance(), len })
@@ -133,7 +134,9 @@ impl Registered {
         // SAFETY: the range is only described to the driver, which refuses what is not mapped; `owner` keeps it mapped until the drop below.
         let done = unsafe { sys::cuMemHostRegister_v2(at, len, flags).result() };
         let refused = |error| match error {
-            BackendError::Device { reason, .. } => BackendError::HostMemory { backend: "cuda", bytes: len, reason },
+            BackendError::Device { reason, .. } | BackendError::Full { reason, .. } => {
+                BackendError::HostMemory { backend: "cuda", bytes: len, reason }
+            }
             lasting => lasting,
         };
         device.check("registering host memory", done).map_err(refused)?;

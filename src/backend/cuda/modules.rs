@@ -4,13 +4,18 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::path::PathBuf;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Once;
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
 use cudarc::nvrtc;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::faults::Version;
+use super::device::text;
+use super::faults::{self, Version};
+use crate::sys::user_cache_dir;
 
 /// One file of kernels.
 pub(super) struct KernelFile {
@@ -39,6 +44,8 @@ pub enum LoadError {
     Compile { stem: &'static str, log: String },
     #[error("the driver does not load kernels/{stem}.cu: {reason}; update the driver")]
     Refused { stem: &'static str, reason: String },
+    #[error("the device does not take kernels/{stem}.cu: {reason}; {hint}")]
+    Device { stem: &'static str, reason: String, hint: &'static str },
 }
 
 /// A kernel.
@@ -104,15 +111,14 @@ impl Modules {
         for (file, image) in KERNEL_FILES.iter().zip(images) {
             // SAFETY: a fatbin, or PTX that ends with a zero byte; the driver copies what it needs.
             let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
-            let module = module.map_err(|e| LoadError::Refused { stem: file.stem, reason: format!("{e:?}") })?;
+            let module = module.map_err(|e| refused(file.stem, text(e), e))?;
             self.modules.push(module);
             let may_overlap = can_overlap && all_wait(file.text);
             for name in kernel_names(file.text) {
                 let c_name = std::ffi::CString::new(name.as_str()).expect("names hold no zero byte");
                 // SAFETY: the module was loaded just above.
                 let function = unsafe { result::module::get_function(module, c_name) };
-                let handle =
-                    function.map_err(|e| LoadError::Refused { stem: file.stem, reason: format!("{name}: {e:?}") })?;
+                let handle = function.map_err(|e| refused(file.stem, format!("{name}: {}", text(e)), e))?;
                 if loads_late {
                     // A kernel that is loaded at its first launch waits for all that run, and some of them wait for the host.
                     // SAFETY: a function of the module above. A failure shows again at its launch.
@@ -149,6 +155,14 @@ impl Drop for Modules {
     }
 }
 
+/// A file that the driver does not load, because of itself or of the device.
+fn refused(stem: &'static str, reason: String, error: DriverError) -> LoadError {
+    match faults::is_of_the_device(error.0) {
+        true => LoadError::Device { stem, reason, hint: faults::use_hint(error.0) },
+        false => LoadError::Refused { stem, reason },
+    }
+}
+
 /// What the driver offers, in words.
 fn offer() -> String {
     Version::of_driver().map_or_else(|| "the driver tells no version".to_owned(), |v| format!("the driver offers {v}"))
@@ -178,7 +192,7 @@ fn compiled_text(file: &KernelFile, (major, minor): (u32, u32)) -> Result<Vec<u8
     let version = nvrtc_version();
     let key = xxh3_128(format!("{version:?} {major}{minor}\n{}", file.text).as_bytes());
     let kept = cache_folder().map(|folder| folder.join(format!("{}-{key:032x}.ptx", file.stem)));
-    if let Some(image) = kept.as_ref().and_then(|path| fs::read(path).ok()).filter(|image| image.ends_with(&[0])) {
+    if let Some(image) = kept.as_ref().and_then(|path| fs::read(path).ok()).and_then(unsealed) {
         return Ok(image);
     }
     let options = nvrtc::CompileOptions {
@@ -204,8 +218,13 @@ fn compiled_text(file: &KernelFile, (major, minor): (u32, u32)) -> Result<Vec<u8
     if !image.ends_with(&[0]) {
         image.push(0);
     }
-    if let Some(path) = kept {
-        keep(&path, &image);
+    let told = match kept {
+        Some(path) => keep(&path, &image).map_err(|e| format!("{}: {e}", path.display())),
+        None => Err("neither XDG_CACHE_HOME nor HOME is set".into()),
+    };
+    if let Err(reason) = told {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| tracing::warn!("compiled kernels are not kept, so each start compiles them again: {reason}"));
     }
     Ok(image)
 }
@@ -219,22 +238,28 @@ fn nvrtc_version() -> (i32, i32) {
 
 /// `$XDG_CACHE_HOME/ds4/kernels` or `~/.cache/ds4/kernels`.
 fn cache_folder() -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
-    Some(cache.join("ds4/kernels"))
+    Some(user_cache_dir()?.join("ds4/kernels"))
 }
 
-/// Best effort: without the file the next start compiles again. It appears whole or not at all.
-fn keep(path: &std::path::Path, image: &[u8]) {
-    let Some(folder) = path.parent() else { return };
-    if fs::create_dir_all(folder).is_err() {
-        return;
-    }
-    if let Ok(mut file) = tempfile::NamedTempFile::new_in(folder)
-        && std::io::Write::write_all(&mut file, image).is_ok()
-    {
-        let _ = file.persist(path);
-    }
+/// Without the file the next start compiles again. It appears whole or not at all, and whoever reads it sees whether it is what was written.
+fn keep(path: &Path, image: &[u8]) -> io::Result<()> {
+    let folder = path.parent().expect("a file in a folder");
+    fs::create_dir_all(folder)?;
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    file.write_all(&sealed(image))?;
+    file.persist(path)?;
+    Ok(())
+}
+
+/// `image` with its checksum behind it.
+fn sealed(image: &[u8]) -> Vec<u8> {
+    [image, &xxh3_128(image).to_le_bytes()].concat()
+}
+
+/// What was [`sealed`]; `None` of anything else.
+fn unsealed(mut bytes: Vec<u8>) -> Option<Vec<u8>> {
+    let sum = bytes.split_off(bytes.len().checked_sub(size_of::<u128>())?);
+    (xxh3_128(&bytes).to_le_bytes() == *sum && bytes.ends_with(&[0])).then_some(bytes)
 }
 
 #[cfg(test)]

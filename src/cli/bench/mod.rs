@@ -19,17 +19,16 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use args::{BenchCli, BenchCommand};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::cli::CliError;
-use crate::cli::args::refuse_as;
+use crate::cli::args::{refuse_as, words};
+use crate::cli::{CliError, warnings};
 
 /// Runs `ds4-bench` on the process's arguments.
 pub fn main() -> ExitCode {
     crate::sys::return_freed_memory();
-    crate::sys::save_addresses();
-    crate::sys::outlive_file_size_limit();
-    let warnings = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN);
-    warnings.without_time().with_target(false).init();
+    tracing_subscriber::registry().with(warnings::layer("ds4-bench")).init();
     let result = match args::parse(std::env::args_os()) {
         Ok(BenchCli { command: None, run }) => run::run(&run),
         Ok(BenchCli { command: Some(BenchCommand::Compare(args)), .. }) => compare::run(&args),
@@ -57,7 +56,7 @@ fn note(text: &str) {
 
 /// The command line of this process, as it would be typed.
 fn command_line() -> String {
-    let mut words: Vec<String> = std::env::args().skip(1).collect();
+    let mut words: Vec<String> = words().skip(1).collect();
     for word in words.iter_mut().filter(|word| word.contains(|c: char| c.is_whitespace() || "\"'$\\".contains(c))) {
         *word = format!("'{}'", word.replace('\'', "'\\''"));
     }

@@ -50,8 +50,6 @@ enum Command {
 
 /// Runs `ds4-cache` on the process's arguments.
 pub fn main() -> ExitCode {
-    crate::sys::save_addresses();
-    crate::sys::outlive_file_size_limit();
     let result = match Cli::try_parse() {
         Ok(cli) => run(&cli.command),
         Err(error) => args::refuse_as("ds4-cache", &error).map(|()| String::new()),
@@ -79,7 +77,7 @@ fn run(command: &Command) -> Result<String, CliError> {
 
 /// Tells the user something beside the result.
 pub fn note(text: &str) {
-    eprintln!("ds4-cache: {}", text.split_whitespace().collect::<Vec<_>>().join(" "));
+    output::note_as("ds4-cache", &text.split_whitespace().collect::<Vec<_>>().join(" "));
 }
 
 #[cfg(test)]

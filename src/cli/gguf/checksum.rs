@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::{listen, open, step};
+use super::{listen, note, open, step};
 use crate::cli::CliError;
 use crate::cli::outputs::keep_apart;
 use crate::cli::progress::{Meter, Unit};
@@ -48,12 +48,12 @@ pub(super) fn run(args: &ChecksumArgs) -> Result<ExitCode, CliError> {
     drop(meter);
     let bytes = sums.write(&file, &layout, &output, args.force).map_err(CliError::failed)?;
     let experts: u64 = layout.experts.iter().map(|l| u64::from(l.experts)).sum();
-    eprintln!(
-        "ds4-gguf: wrote {}: {} for {experts} experts ({}) and {} of n-gram rows",
+    note(&format!(
+        "wrote {}: {} for {experts} experts ({}) and {} of n-gram rows",
         output.display(),
         Bytes(bytes),
         layout.expert_bytes_total(),
         layout.table_bytes_total()
-    );
+    ));
     Ok(ExitCode::SUCCESS)
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::{listen, step};
+use super::{listen, note, step};
 use crate::backend::cpu::matmul::Arithmetic;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::progress::{Meter, Unit};
@@ -94,7 +94,7 @@ pub(super) fn run(args: &ImatrixArgs) -> Result<(), CliError> {
         ..EngineOptions::new(&args.model)
     };
     let mut show = |prepared: &crate::engine::prepare::Prepared| {
-        prepared.notices.iter().for_each(|notice| eprintln!("ds4-gguf: {notice}"));
+        prepared.notices.iter().for_each(|notice| note(notice));
     };
     let go_on = |_, _, _| if interrupt.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
     let engine = Engine::open(&options, &mut show, &go_on).map_err(CliError::failed)?;
@@ -120,15 +120,15 @@ pub(super) fn run(args: &ImatrixArgs) -> Result<(), CliError> {
         ("window", window.to_string()),
     ];
     write_importance(&args.output, &tensors, &notes)?;
-    eprintln!(
-        "ds4-gguf: wrote {}: {} tensors from {} tokens in {} windows of {window}; perplexity of the text {:.4}; \
+    note(&format!(
+        "wrote {}: {} tensors from {} tokens in {} windows of {window}; perplexity of the text {:.4}; \
          {unseen} of {experts} experts were never chosen",
         args.output.display(),
         tensors.len(),
         tokens.len(),
         seen.windows,
         seen.perplexity()
-    );
+    ));
     Ok(())
 }
 

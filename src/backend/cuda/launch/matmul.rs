@@ -107,12 +107,14 @@ fn code_bytes(values: usize) -> usize {
     padded + padded / 16 * 2 + padded / 32 * 4
 }
 
-/// Memory of at least `needed` bytes.
+/// Memory of at least `needed` bytes, cleared when it is made: a pass that is given up rounds what none of its kernels has written.
 fn grown(bytes: &mut Option<Bytes>, device: &Arc<Device>, needed: usize) -> Result<u64, BackendError> {
     if bytes.as_ref().is_none_or(|b| b.len < needed) {
         // The old one goes first: both at once might not fit.
         *bytes = None;
-        *bytes = Some(Bytes::new(device, "rounded activations", needed)?);
+        let made = Bytes::new(device, "rounded activations", needed)?;
+        device.zero(made.at, needed)?;
+        *bytes = Some(made);
     }
     Ok(bytes.as_ref().expect("taken above").at)
 }
@@ -126,6 +128,11 @@ pub(super) fn dot_threads(ty: QuantType) -> (usize, usize) {
         (_, 256) => (128, 4),
         _ => (128, 8),
     }
+}
+
+/// As [`dot_threads`], of the kernels over the second matrices of several experts: DOWN_THREADS.
+pub(super) fn down_threads(ty: QuantType) -> (usize, usize) {
+    if ty == QuantType::IQ2_XXS { (960, 4) } else { dot_threads(ty) }
 }
 
 /// As [`dot_threads`], of the kernels over one matrix.

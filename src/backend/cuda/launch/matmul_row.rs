@@ -1,6 +1,5 @@
 //! Launcher of kernels/matmul_row.cuh: one activation row, rounded and multiplied in one launch.
-//! Never changes a bit against the two launches that it replaces; `takes` says where it is the faster way. Surprising fact: the kernel reads weights
-//! while the one before it still runs, so it is never set up beside one that writes them (`Device::launch`).
+//! Never changes a bit against the two launches that it replaces; `takes` says where it is the faster way.
 
 use super::Launch;
 use crate::backend::BackendError;
@@ -10,15 +9,23 @@ use crate::backend::cuda::memory::CudaBuf;
 use crate::backend::ops::Matmul;
 use crate::quant::QuantType;
 
-/// Threads of a block and blocks of a multiprocessor, see the kernel.
-const THREADS: usize = 256;
-const ROW_BLOCKS: usize = 3;
-/// Columns whose codes and scales fit into the shared memory that a kernel has without being asked for more.
-const COLS_MAX: usize = (48 << 10) / 9 * 8;
+/// Weight rows of a unit, values of a thread in a turn, most threads of a block, and turns, see the kernel.
+const ROWS: usize = 4;
+const EACH: usize = 16;
+const THREADS_MAX: usize = 320;
+const TURNS_MAX: usize = 2;
+/// Places between the rows in shared memory, beyond their sums.
+const PAD: usize = 8;
+/// Threads of a multiprocessor, as far as registers go.
+const AT_ONCE: usize = 1024;
+/// More outputs than this keep all multiprocessors busy in the kernels that read along a row.
+const OUTPUTS_MAX: usize = 5120;
 
 /// Whether the kernel exists for `op` and pays.
 pub(super) fn takes(op: &Matmul<'_, '_, CudaBackend>) -> bool {
-    op.w.shape.ty == QuantType::Q8_0 && op.rows == 1 && op.w.shape.cols <= COLS_MAX
+    let shape = op.w.shape;
+    let is_short = shape.cols <= TURNS_MAX * THREADS_MAX * EACH && shape.rows <= OUTPUTS_MAX;
+    shape.ty == QuantType::Q8_0 && op.rows == 1 && op.groups == 1 && is_short
 }
 
 pub(super) fn matmul_row(device: &Device, op: &Matmul<'_, '_, CudaBackend>, out: &CudaBuf) -> Result<(), BackendError> {
@@ -31,7 +38,6 @@ pub(super) fn matmul_row_pair(
     (a, b): (&Matmul<'_, '_, CudaBackend>, &Matmul<'_, '_, CudaBackend>),
     (out_a, out_b): (&CudaBuf, &CudaBuf),
 ) -> Result<(), BackendError> {
-    assert!(a.groups == 1 && b.groups == 1, "a pair has no groups");
     start(device, a, out_a, Some((b, out_b)))
 }
 
@@ -43,18 +49,19 @@ fn start(
 ) -> Result<(), BackendError> {
     let (rows, cols) = (op.w.shape.rows, op.w.shape.cols);
     let more = second.as_ref().map_or(0, |(op, _)| op.w.shape.rows);
-    // As many as run at once, and none without a row.
-    let group_rows = (rows + more) / op.groups;
-    let group_blocks = (ROW_BLOCKS * device.properties().multiprocessors / op.groups).clamp(1, group_rows.max(1));
-    // A code of each column, and a scale, 4 bytes, of 32.
-    let launch = Launch::new(device, "matmul_row_q8_0", [group_blocks * op.groups, 1, 1], THREADS);
-    let launch = launch.shared(cols + cols / 32 * 4);
-    let launch = launch.pointer(op.w.at).buf(op.x, op.groups * cols).buf(out, rows);
-    let launch = launch.int(rows).int(cols).int(op.groups);
+    let turns = cols.div_ceil(THREADS_MAX * EACH);
+    let threads = cols.div_ceil(turns * EACH).next_multiple_of(32);
+    let kernel = if turns > 1 { "matmul_row_q8_0_2" } else { "matmul_row_q8_0_1" };
+    // For two units a sum and a factor, 4 bytes each, for each 32 columns of each row.
+    let shared = 2 * 8 * ROWS * (turns * threads * EACH / 32 + PAD);
+    let units = rows.div_ceil(ROWS) + more.div_ceil(ROWS);
+    let at_once = device.properties().multiprocessors * (AT_ONCE / threads);
+    let launch = Launch::new(device, kernel, [units.min(at_once), 1, 1], threads).shared(shared);
+    let launch = launch.pointer(op.w.at).buf(op.x, cols).buf(out, rows).int(rows).int(cols);
     let launch = match second {
         Some((op, out)) => launch.pointer(op.w.at).buf(out, more).int(more),
         None => launch.pointer(0).pointer(0).int(0),
     };
-    // SAFETY: the parameters of `matmul_row_q8_0`; the views say how large the matrices are, which have whole rows a group.
+    // SAFETY: the parameters of the kernels `matmul_row_q8_0`; the views say how large the matrices are.
     unsafe { launch.start() }
 }
