@@ -9,13 +9,14 @@
 #include "tiles_jobs.cuh"
 
 // Codes of x with one scale for each BLOCK values, and sums of 16 codes.
-// x: [rows, cols]; codes: [rows, cols]; scales: [rows, cols / BLOCK]; sums: [rows, cols / 16]. Grid (warps of a row, rows).
-template <int BLOCK> __device__ void quantise(const float *x, i8 *codes, float *scales, i16 *sums, int cols) {
+// x: row `from` of it becomes row blockIdx.y of codes: [rows, cols]; scales: [rows, cols / BLOCK]; sums: [rows, cols / 16]. Grid (warps of a row,
+// rows).
+template <int BLOCK> __device__ void quantise(const float *x, size_t from, i8 *codes, float *scales, i16 *sums, int cols) {
     int lane = threadIdx.x % 32, at = first_of_eight();
     size_t row = blockIdx.y;
     bool inside = at < cols;
     float v[8];
-    read_eight(v, x + row * cols + at, inside);
+    read_eight(v, x + from * cols + at, inside);
     RoundedEight r = round_eight<BLOCK>(v);
     if (!inside) return;
     *(uint2 *)(codes + row * cols + at) = r.codes;
@@ -25,42 +26,44 @@ template <int BLOCK> __device__ void quantise(const float *x, i8 *codes, float *
 
 extern "C" __global__ void quantise_32(const float *x, i8 *codes, float *scales, i16 *sums, int cols) {
     previous_ended();
-    quantise<32>(x, codes, scales, sums, cols);
+    quantise<32>(x, blockIdx.y, codes, scales, sums, cols);
 }
 
 extern "C" __global__ void quantise_256(const float *x, i8 *codes, float *scales, i16 *sums, int cols) {
     previous_ended();
-    quantise<256>(x, codes, scales, sums, cols);
+    quantise<256>(x, blockIdx.y, codes, scales, sums, cols);
 }
 
-// out: [rows, w_rows]. Grid (weight rows / DOT_ROWS, activation rows / N).
-template <int T, int N>
-__device__ void matmul_codes(const u8 *w, Acts acts, float *out, int w_rows, int cols, int rows, int groups) {
+// The same of rows indices[first] and on.
+extern "C" __global__ void quantise_rows_32(const float *x, const int *indices, i8 *codes, float *scales, i16 *sums, int first, int cols) {
+    previous_ended();
+    quantise<32>(x, indices[first + blockIdx.y], codes, scales, sums, cols);
+}
+
+extern "C" __global__ void quantise_rows_256(const float *x, const int *indices, i8 *codes, float *scales, i16 *sums, int first, int cols) {
+    previous_ended();
+    quantise<256>(x, indices[first + blockIdx.y], codes, scales, sums, cols);
+}
+
+// One row; more are multiplied by kernels/eights.cuh and kernels/tiles.cuh. out: [w_rows]. Grid (weight rows / DOT_ROWS).
+template <int T> __device__ void matmul_codes(const u8 *w, Acts acts, float *out, int w_rows, int cols, int groups) {
     const Iq2Tables *tables = tables_for<T>();
     int o = blockIdx.x * DOT_ROWS<T, true> + threadIdx.x / ROW_THREADS<T>;
     // Threads beyond the last row compute it again: all of a warp must take part in the fold.
     int row = min(o, w_rows - 1);
-    int first = blockIdx.y * N, group = row / (w_rows / groups);
-    size_t act[N];
-#pragma unroll
-    for (int n = 0; n < N; n++) act[n] = (size_t)min(first + n, rows - 1) * groups + group;
-    float sums[N];
-    dot_row<T, N>(w, w_rows, cols, row, tables, acts, act, sums);
-    if (threadIdx.x % ROW_THREADS<T> != 0 || o >= w_rows) return;
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-        if (first + n < rows) out[(size_t)(first + n) * w_rows + o] = sums[n];
-    }
+    size_t group = row / (w_rows / groups);
+    float sum;
+    dot_row<T, 1>(w, w_rows, cols, row, tables, acts, &group, &sum);
+    if (threadIdx.x % ROW_THREADS<T> == 0 && o < w_rows) out[o] = sum;
 }
 
-#define CODES_N(name, type, n) \
-    extern "C" __global__ void __launch_bounds__(DOT_THREADS<type, true>, DOT_BLOCKS<type, n, true>) matmul_##name##_codes_##n( \
-        const u8 *w, const i8 *codes, const float *scales, const i16 *sums, float *out, int w_rows, int cols, int rows, int groups \
+#define CODES(name, type) \
+    extern "C" __global__ void __launch_bounds__(DOT_THREADS<type, true>, DOT_BLOCKS<type, 1, true>) matmul_##name##_codes( \
+        const u8 *w, const i8 *codes, const float *scales, const i16 *sums, float *out, int w_rows, int cols, int groups \
     ) { \
         previous_ended(); \
-        matmul_codes<type, n>(w, Acts{codes, scales, sums}, out, w_rows, cols, rows, groups); \
+        matmul_codes<type>(w, Acts{codes, scales, sums}, out, w_rows, cols, groups); \
     }
-#define CODES(name, type) CODES_N(name, type, 1) CODES_N(name, type, 4)
 CODES(q8_0, Q8_0)
 CODES(q2_k, Q2_K)
 CODES(q3_k, Q3_K)

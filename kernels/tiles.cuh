@@ -1,4 +1,5 @@
-// Tiles of a product of many rows on tensor cores: copies on their way, fragments, and the order in which blocks join running sums.
+// Tiles of a product of many rows on tensor cores: copies on their way, fragments, codes ready to be multiplied, and the order in which blocks
+// join running sums.
 // Never changes the CPU's order of sums: inside a block whole numbers are added exactly, so the tensor cores may do it; blocks join their
 // running sum one after another. Surprising fact: a tile goes through the blocks residue by residue and folds as it goes, so that one running sum
 // of an output is live instead of four or eight.
@@ -64,6 +65,37 @@ __device__ __forceinline__ void load_weights(u32 to[4], u32 base, int first, int
     load_matrices(to, base + piece_place(first + lane / 16 * 8 + lane % 8, piece + lane / 8 % 2, pitch));
 }
 
+// (4 - code) * scale in each byte, for codes up to 7 and a scale of -32 to 31.
+__device__ __forceinline__ int fold_q3_k(int codes, int scale) {
+    // No byte of the product reaches 256.
+    u32 product = (u32)codes * (u32)abs(scale), four = ((u32)(4 * scale) & 255) * 0x01010101u;
+    return (int)(scale < 0 ? __vadd4(four, product) : __vsub4(four, product));
+}
+
+// Codes of piece j as a tile has them.
+template <int T> __device__ __forceinline__ uint4 piece_of(const Part256 &p, const Raw256 &raw, int j, int t) {
+    u32 out[4];
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+        u32 codes = (u32)p.codes[j][c];
+        if constexpr (T == Q2_K) {
+            // Codes lie 2j bits up, the scale 6 - 2j.
+            codes = (codes >> (2 * j)) * ((u32)p.scales[j] >> (6 - 2 * j));
+        } else if constexpr (T == Q3_K) {
+            codes = (u32)fold_q3_k((int)codes, p.scales[j]);
+        } else if constexpr (T == Q6_K) {
+            codes = ((codes | 0x80808080u) - 0x20202020u) ^ 0x80808080u;
+        }
+        out[c] = codes;
+    }
+    return make_uint4(out[0], out[1], out[2], out[3]);
+}
+
+// Four codes of MXFP4 as bytes with their signs.
+__device__ __forceinline__ u32 mxfp4_bytes(u32 four) {
+    return __vsub4(prmt(MXFP4_LOW, MXFP4_HIGH, four), prmt(MXFP4_LOW, MXFP4_HIGH, four ^ 0x8888));
+}
+
 // What a tile computes: activation rows from `first` on, of `rows` of `group`; weight rows `o` to `end`.
 struct Tile {
     int first, rows, groups, group, o, end;
@@ -80,6 +112,17 @@ template <int HIGH> __device__ __forceinline__ Tile tile_of(int w_rows, int rows
     int each = w_rows / groups, tiles = (each + TILE_WEIGHTS - 1) / TILE_WEIGHTS, group = (int)blockIdx.y / tiles;
     return Tile{(int)blockIdx.x * TILE_ROWS<HIGH>, rows, groups, group, group * each + (int)blockIdx.y % tiles * TILE_WEIGHTS, (group + 1) * each};
 }
+
+// Experts of a launch, and their matrices.
+constexpr int JOB_EXPERTS_MAX = 64, JOBS_MAX = 2 * JOB_EXPERTS_MAX;
+
+// Matrices of expert e: w[e * matrices] and on; its rows of activations and outputs.
+struct TileJobs {
+    const u8 *w[JOBS_MAX];
+    struct {
+        int first, count;
+    } rows[JOB_EXPERTS_MAX];
+};
 
 // Steps of a pass over SUMS residues: in pass p blocks of residue `bits of p reversed` join one running sum, EACH of them a step.
 template <int SUMS, int EACH> struct Walk {

@@ -54,32 +54,6 @@ template <int T, int HIGH> struct Coming256 {
     uint4 sums[SUMS + 1];
 };
 
-// (4 - code) * scale in each byte, for codes up to 7 and a scale of -32 to 31.
-__device__ __forceinline__ int fold_q3_k(int codes, int scale) {
-    // No byte of the product reaches 256.
-    u32 product = (u32)codes * (u32)abs(scale), four = ((u32)(4 * scale) & 255) * 0x01010101u;
-    return (int)(scale < 0 ? __vadd4(four, product) : __vsub4(four, product));
-}
-
-// Codes of piece j as a tile has them.
-template <int T> __device__ __forceinline__ uint4 piece_of(const Part256 &p, const Raw256 &raw, int j, int t) {
-    u32 out[4];
-#pragma unroll
-    for (int c = 0; c < 4; c++) {
-        u32 codes = (u32)p.codes[j][c];
-        if constexpr (T == Q2_K) {
-            // Codes lie 2j bits up, the scale 6 - 2j.
-            codes = (codes >> (2 * j)) * ((u32)p.scales[j] >> (6 - 2 * j));
-        } else if constexpr (T == Q3_K) {
-            codes = (u32)fold_q3_k((int)codes, p.scales[j]);
-        } else if constexpr (T == Q6_K) {
-            codes = ((codes | 0x80808080u) - 0x20202020u) ^ 0x80808080u;
-        }
-        out[c] = codes;
-    }
-    return make_uint4(out[0], out[1], out[2], out[3]);
-}
-
 __device__ __forceinline__ void unpack_small(const Raw256 &r, const SmallTables &tables, Part256 &p) {
 #pragma unroll
     for (int run = 0; run < 2; run++) {

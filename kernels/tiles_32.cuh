@@ -25,11 +25,6 @@ template <int T, int HIGH> struct Coming32 {
     uint4 codes[T == MXFP4 ? FACTORS : 1];
 };
 
-// Four codes of MXFP4 as bytes with their signs.
-__device__ __forceinline__ u32 mxfp4_bytes(u32 four) {
-    return __vsub4(prmt(MXFP4_LOW, MXFP4_HIGH, four), prmt(MXFP4_LOW, MXFP4_HIGH, four ^ 0x8888));
-}
-
 // Place of block `b` of a row whose blocks are sorted by residue, so that a step reads them in a row.
 __device__ __forceinline__ int sorted_place(int blocks, int b) { return b % 8 * (blocks / 8) + min(b % 8, blocks % 8) + b / 8; }
 

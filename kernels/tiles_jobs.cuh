@@ -4,21 +4,10 @@
 #include "tiles_256.cuh"
 #include "tiles_32.cuh"
 
-// Matrices and experts of a launch.
-constexpr int JOBS_MAX = 16, JOB_EXPERTS_MAX = 16;
-
-// Matrices of expert e: w[e * matrices] and on; its rows of activations and outputs.
-struct TileJobs {
-    const u8 *w[JOBS_MAX];
-    struct {
-        int first, count;
-    } rows[JOB_EXPERTS_MAX];
-};
-
 // outs: one for each matrix of an expert, [all rows, w_rows]. Grid (tiles of the most rows of an expert, tiles of weight rows, all matrices).
 #define JOBS_HIGH(name, type, high, threads, each) \
     extern "C" __global__ void __launch_bounds__(threads, each) tiles_jobs_##name##_##high( \
-        const TileJobs jobs, const i8 *codes, const float *scales, const i16 *sums, float *out, float *second, int w_rows, int cols, int matrices \
+        const __grid_constant__ TileJobs jobs, const i8 *codes, const float *scales, const i16 *sums, float *out, float *second, int w_rows, int cols, int matrices \
     ) { \
         previous_ended(); \
         int matrix = blockIdx.z, expert = matrix / matrices; \
@@ -39,7 +28,7 @@ JOBS(iq2_xxs, IQ2_XXS)
 // The same with blocks of 32 and activations from `quantise_tiles_32`, all experts' rows in one batch of `padded` rows.
 #define JOBS_32_HIGH(name, type, high, threads, each) \
     extern "C" __global__ void __launch_bounds__(threads, each) tiles_jobs_##name##_##high( \
-        const TileJobs jobs, const i8 *codes, const float *scales, float *out, float *second, int w_rows, int cols, int matrices, int padded \
+        const __grid_constant__ TileJobs jobs, const i8 *codes, const float *scales, float *out, float *second, int w_rows, int cols, int matrices, int padded \
     ) { \
         previous_ended(); \
         int matrix = blockIdx.z, expert = matrix / matrices; \

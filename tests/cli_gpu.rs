@@ -340,6 +340,14 @@ fn a_tokens_time_adds_up_on_both_routes() {
         }
         let (wait_ms, waits) = (stats["gpu"]["wait_ms"].as_f64().unwrap(), stats["gpu"]["waits"].as_u64().unwrap());
         assert!(wait_ms > 0.0 && waits > 0, "{wait_ms} ms, {waits} waits");
+        let achieved = &stats["achieved"];
+        let share = |key: &str| achieved[key].as_f64().unwrap_or_else(|| panic!("{key}: {achieved}"));
+        let all = share("drive") + share("bus") + share("slots") + share("compute");
+        assert!((all - 1.0).abs() < 1e-6 && share("bus") >= 0.0, "{achieved}");
+        // The bound is that of the GPU's own memory.
+        assert_eq!(stats["forecast"]["gpu"]["slots"], stats["gpu"]["cache_slots"]);
+        assert_eq!(stats["forecast"]["memory_gb_per_s"], stats["gpu"]["own_read_gb_per_s"]);
+        assert!(stats["forecast"]["memory_gb_per_s"].as_f64().is_some_and(|rate| rate > 0.0), "{}", stats["forecast"]);
     }
 }
 

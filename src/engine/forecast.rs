@@ -1,4 +1,4 @@
-//! How fast a run can be, from what the drive and the memory give, and how near a run came. Owns the formula; measures nothing itself.
+//! How fast a run can be, from what the drive, the memory and a GPU's bus give. Owns the formula; measures nothing itself.
 //! Never promises: every number is a bound that compute and queues only lower. Surprising fact: with experts in memory it is the dense
 //! weights that bound a token, so a better hit rate stops paying long before 100 %.
 
@@ -7,6 +7,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::engine::prepare::Prepared;
+use crate::engine::stats::GpuStats;
 use crate::storage::probe::DriveRates;
 use crate::units::Bytes;
 
@@ -41,8 +42,18 @@ pub struct Forecast {
     /// `None` where the drive was not measured.
     pub drive_gb_per_s: Option<f64>,
     pub row_reads_per_s: Option<f64>,
-    /// `None` where the memory was not measured.
+    /// Of the memory that weights are read from, a GPU's own where one computes; `None` where it was not measured.
     pub memory_gb_per_s: Option<f64>,
+    /// Where a GPU computes.
+    pub gpu: Option<GpuTier>,
+}
+
+/// What a GPU's memory holds of the experts, and how more of them get there.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+pub struct GpuTier {
+    pub slots: u64,
+    /// What copies from the host's slots give; `None` where it was not measured.
+    pub bus_gb_per_s: Option<f64>,
 }
 
 /// Time of one token by what it needs.
@@ -52,6 +63,8 @@ pub struct TokenBound {
     pub memory_s: f64,
     /// Missed experts and rows from the drive.
     pub drive_s: f64,
+    /// Experts that a GPU lacked, over its bus.
+    pub bus_s: f64,
     /// The least time of the token.
     pub token_s: f64,
 }
@@ -103,6 +116,7 @@ impl Forecast {
             drive_gb_per_s: None,
             row_reads_per_s: None,
             memory_gb_per_s: None,
+            gpu: None,
         }
         .with_drive(prepared.drive.as_ref())
     }
@@ -123,6 +137,13 @@ impl Forecast {
         Self { memory_gb_per_s: gb_per_s, ..self }
     }
 
+    /// With a GPU, which reads weights from memory of its own.
+    #[must_use]
+    pub fn with_gpu(self, gpu: &GpuStats) -> Self {
+        let tier = GpuTier { slots: gpu.cache_slots, bus_gb_per_s: Some(gpu.bus_gb_per_s).filter(|rate| *rate > 0.0) };
+        Self { memory_gb_per_s: gpu.own_read_gb_per_s, gpu: Some(tier), ..self }
+    }
+
     /// With or without lookahead.
     #[must_use]
     pub fn with_lookahead(self, reads_ahead: bool) -> Self {
@@ -131,13 +152,20 @@ impl Forecast {
 
     /// The least time of a decode step in which `miss_rate` of the experts must be read. A layer's attention cannot begin before the layer
     /// before it is summed, so dense weights and reads follow one another unless reads run ahead; shared and present experts run while reads
-    /// are under way.
+    /// are under way. What is read goes on to a GPU over its bus.
     pub fn decode(&self, miss_rate: f64) -> TokenBound {
-        self.decode_of(self.expert_bytes as f64 * miss_rate, self.rows_per_token as f64)
+        let missed = self.expert_bytes as f64 * miss_rate;
+        self.decode_of(missed, missed, self.rows_per_token as f64)
     }
 
-    /// As [`Forecast::decode`], for bytes and rows that a token is known to have missed.
-    pub fn decode_of(&self, missed_bytes: f64, rows: f64) -> TokenBound {
+    /// The least time of a decode step that reads no expert and uploads `absent` of them from host memory.
+    pub fn decode_absent(&self, absent: f64) -> TokenBound {
+        self.decode_of(0.0, self.expert_bytes as f64 * absent, self.rows_per_token as f64)
+    }
+
+    /// As [`Forecast::decode`], for bytes and rows that a token is known to have missed, and bytes that it had uploaded. Uploads run ahead of
+    /// their layer, so the bus can work from the first layer to the last.
+    pub fn decode_of(&self, missed_bytes: f64, uploaded_bytes: f64, rows: f64) -> TokenBound {
         let from_memory = |bytes: f64| self.memory_gb_per_s.map_or(0.0, |rate| bytes / (rate * 1e9));
         let missed_bytes = if self.is_streaming { missed_bytes } else { 0.0 };
         let experts_s = self.drive_gb_per_s.map_or(0.0, |rate| missed_bytes / (rate * 1e9));
@@ -146,8 +174,16 @@ impl Forecast {
         let beside_s = from_memory((self.shared_bytes + self.expert_bytes) as f64);
         let drive_s = experts_s + rows_s;
         let memory_s = dense_s + beside_s;
+        let bus = self.gpu.and_then(|gpu| gpu.bus_gb_per_s);
+        let bus_s = bus.map_or(0.0, |rate| uploaded_bytes / (rate * 1e9));
         let token_s = if self.reads_ahead { memory_s.max(drive_s) } else { dense_s + drive_s.max(beside_s) };
-        TokenBound { memory_s, drive_s, token_s }
+        TokenBound { memory_s, drive_s, bus_s, token_s: token_s.max(bus_s) }
+    }
+
+    /// Share of the experts that have no slot in a GPU's memory, where there is a GPU and a bus whose rate is known.
+    fn without_gpu_slot(&self) -> Option<f64> {
+        let gpu = self.gpu.filter(|gpu| gpu.bus_gb_per_s.is_some() && gpu.slots < self.experts_total)?;
+        Some(1.0 - gpu.slots as f64 / self.experts_total as f64)
     }
 
     /// Whether guessed experts should be read ahead: the drive is what reads wait for, a token that hits half of its experts waits for it
@@ -179,7 +215,7 @@ impl Forecast {
 }
 
 /// Digits that a forecast deserves.
-fn short(tps: f64) -> String {
+pub(super) fn short(tps: f64) -> String {
     match tps {
         t if t < 10.0 => format!("{t:.2}"),
         t if t < 100.0 => format!("{t:.1}"),
@@ -189,19 +225,30 @@ fn short(tps: f64) -> String {
 
 impl fmt::Display for Forecast {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let tps = |miss_rate| self.decode(miss_rate).tps().map(short);
-        match (tps(0.0), tps(0.1), tps(0.5), tps(1.0)) {
-            (Some(hit), Some(tenth), Some(half), Some(missed))
-                if self.is_streaming && self.drive_gb_per_s.is_some() =>
-            {
-                write!(
-                    f,
-                    "decode bound: {hit} t/s when every expert is at hand, {tenth} at 90 % hits, {half} at 50 %, {missed} at none"
-                )?
-            }
-            (Some(hit), ..) => write!(f, "decode bound: {hit} t/s with every expert at hand")?,
-            _ => return write!(f, "decode bound: unknown, neither drive nor memory was measured"),
+        let tps = |bound: TokenBound| bound.tps().map(short);
+        let at_hand = if self.gpu.is_some() { "in GPU memory" } else { "at hand" };
+        let Some(hit) = tps(self.decode(0.0)) else {
+            return write!(f, "decode bound: unknown, neither drive nor memory was measured");
+        };
+        write!(f, "decode bound: {hit} t/s with every expert {at_hand}")?;
+        if let Some((absent, bound)) =
+            self.without_gpu_slot().and_then(|absent| Some((absent, tps(self.decode_absent(absent))?)))
+        {
+            write!(f, ", {bound} when the {:.0} % without a slot there come from host memory", 100.0 * absent)?;
         }
+        if self.is_streaming && self.drive_gb_per_s.is_some() {
+            let misses = [0.1, 0.5, 1.0].map(|miss_rate| tps(self.decode(miss_rate)).unwrap_or_default());
+            let [tenth, half, missed] = misses;
+            let of = if self.gpu.is_some() { " in host memory" } else { "" };
+            write!(f, ", {tenth} at 90 % hits{of}, {half} at 50 %, {missed} at none")?;
+        }
+        self.sources(f)
+    }
+}
+
+impl Forecast {
+    /// What a token needs, and where it comes from at which rate.
+    fn sources(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dense = Bytes(self.dense_bytes + self.shared_bytes);
         write!(f, " (a token needs {dense} of weights and {} of experts", Bytes(self.expert_bytes))?;
         match self.drive_gb_per_s {
@@ -212,111 +259,23 @@ impl fmt::Display for Forecast {
             None if self.is_streaming => write!(f, "; drive not measured")?,
             _ => {}
         }
+        if let Some(rate) = self.gpu.and_then(|gpu| gpu.bus_gb_per_s) {
+            write!(f, "; bus {rate:.1} GB/s")?;
+        }
+        let memory = if self.gpu.is_some() { "GPU memory" } else { "memory" };
         match self.memory_gb_per_s {
-            Some(rate) => write!(f, "; memory {rate:.1} GB/s)"),
-            None => write!(f, "; memory not measured)"),
+            Some(rate) => write!(f, "; {memory} {rate:.1} GB/s)"),
+            None => write!(f, "; {memory} not measured)"),
         }
-    }
-}
-
-/// From here on an achieved share contradicts its bound. What rounds to 100 % is within the noise of a measurement.
-const ABOVE_BOUND: f64 = 1.005;
-
-/// Where the time of decoding went, and how near it came to the bound.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
-pub struct Achieved {
-    /// Tokens a second that these misses allow at most; `None` where nothing was measured.
-    pub bound_tps: Option<f64>,
-    /// Achieved over bound.
-    pub of_bound: Option<f64>,
-    /// Waits for experts and rows, share of the decode time.
-    pub drive: f64,
-    /// Waits for slots that other leases held.
-    pub slots: f64,
-    /// The rest: products, attention, sampling.
-    pub compute: f64,
-}
-
-/// What decoding did, as counted.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct DecodeSums {
-    pub passes: u64,
-    pub seconds: f64,
-    /// Bytes of experts that were read for misses.
-    pub missed_bytes: u64,
-    pub expert_wait_s: f64,
-    pub row_wait_s: f64,
-    pub slot_wait_s: f64,
-}
-
-impl Achieved {
-    /// Compares what was counted with the bound. `None` before the first decoded token.
-    pub fn of(forecast: &Forecast, sums: &DecodeSums) -> Option<Self> {
-        if sums.passes == 0 || sums.seconds <= 0.0 {
-            return None;
-        }
-        let passes = sums.passes as f64;
-        // What the page cache holds comes faster than the drive gives: only the memory is a bound then.
-        let no_drive = Forecast { drive_gb_per_s: None, row_reads_per_s: None, ..*forecast };
-        let forecast = if forecast.is_cached { &no_drive } else { forecast };
-        let bound_tps = forecast.decode_of(sums.missed_bytes as f64 / passes, forecast.rows_per_token as f64).tps();
-        let share = |s: f64| (s / sums.seconds).clamp(0.0, 1.0);
-        let (drive, slots) = (share(sums.expert_wait_s + sums.row_wait_s), share(sums.slot_wait_s));
-        Some(Self {
-            bound_tps,
-            of_bound: bound_tps.map(|bound| passes / sums.seconds / bound),
-            drive,
-            slots,
-            compute: (1.0 - drive - slots).max(0.0),
-        })
-    }
-
-    /// What took most of the time.
-    pub fn held_by(&self) -> &'static str {
-        match self {
-            Self { drive, slots, compute, .. } if drive >= slots && drive >= compute => "the drive",
-            Self { slots, compute, .. } if slots >= compute => "waits for slots",
-            _ => "compute",
-        }
-    }
-}
-
-impl fmt::Display for Achieved {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.bound_tps, self.of_bound) {
-            // What is faster than its bound shows the bound to be wrong: memory or drive were busy when they were measured.
-            (Some(bound), Some(of)) if of > ABOVE_BOUND => write!(
-                f,
-                "decode: {} t/s, more than the {} t/s that its misses should allow: drive or memory was measured at a busy moment",
-                short(bound * of),
-                short(bound)
-            )?,
-            (Some(bound), Some(of)) => {
-                write!(f, "decode: {:.0} % of the {} t/s that its misses allow", 100.0 * of, short(bound))?;
-            }
-            _ => write!(f, "decode: no bound is known (nothing was measured)")?,
-        }
-        let percent = |share: f64| 100.0 * share;
-        write!(
-            f,
-            "; held by {} ({:.0} % compute, {:.0} % drive",
-            self.held_by(),
-            percent(self.compute),
-            percent(self.drive)
-        )?;
-        if self.slots >= 0.005 {
-            write!(f, ", {:.0} % waits for slots", percent(self.slots))?;
-        }
-        write!(f, ")")
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// V4.1 Flash Q2 on the machine of the design page: 11 GB/s drive, 249 GB/s memory.
-    fn flash() -> Forecast {
+    pub fn flash() -> Forecast {
         Forecast {
             dense_bytes: 8_300_000_000,
             shared_bytes: 440_000_000,
@@ -333,10 +292,11 @@ mod tests {
             drive_gb_per_s: Some(11.0),
             row_reads_per_s: Some(400_000.0),
             memory_gb_per_s: Some(249.0),
+            gpu: None,
         }
     }
 
-    fn near(found: f64, want: f64) {
+    pub fn near(found: f64, want: f64) {
         assert!((found / want - 1.0).abs() < 1e-6, "{found} is not {want}");
     }
 
@@ -394,33 +354,23 @@ mod tests {
     }
 
     #[test]
-    fn the_achieved_share_and_what_held_it() {
-        let f = flash();
-        let sums = DecodeSums {
-            passes: 10,
-            seconds: 4.0,
-            missed_bytes: 23_900_000_000,
-            expert_wait_s: 2.6,
-            ..DecodeSums::default()
-        };
-        let a = Achieved::of(&f, &sums).unwrap();
-        near(a.of_bound.unwrap(), 2.5 / f.decode(1.0).tps().unwrap());
-        assert_eq!(a.held_by(), "the drive");
-        near(a.drive + a.compute, 1.0);
-        let text = a.to_string();
-        assert!(text.contains("65 % drive") && text.contains("held by the drive"), "{text}");
-        assert!(text.contains("% of the") && !text.contains("busy"), "{text}");
-        // Half as fast as the drive was measured to allow at most is a share; twice as fast shows a measurement that was disturbed.
-        let text = Achieved::of(&f, &DecodeSums { seconds: 1.0, ..sums }).unwrap().to_string();
+    fn a_gpu_waits_for_its_bus() {
+        let tier = GpuTier { slots: 7680, bus_gb_per_s: Some(50.0) };
+        let f = Forecast { memory_gb_per_s: Some(3750.0), gpu: Some(tier), ..flash() };
+        near(f.decode_absent(0.0).token_s, (8.3 + 2.83) / 3750.0);
+        near(f.decode_absent(0.5).token_s, 0.5 * 2.39 / 50.0);
+        // What misses host memory comes over the drive, which is slower than the bus behind it.
+        near(f.decode(1.0).token_s, 8.3 / 3750.0 + 2.39 / 11.0 + 48.0 / 4e5);
+        let text = f.to_string();
         assert!(
-            text.starts_with("decode: 10.0 t/s, more than the ")
-                && text.contains("busy moment")
-                && !text.contains("% of"),
+            text.contains("in GPU memory, 41.8 when the 50 % without a slot there come from host memory, ")
+                && text.contains("at 90 % hits in host memory")
+                && text.contains("; bus 50.0 GB/s; GPU memory 3750.0 GB/s)"),
             "{text}"
         );
-        let idle = DecodeSums { expert_wait_s: 0.1, slot_wait_s: 3.0, ..sums };
-        assert_eq!(Achieved::of(&f, &idle).unwrap().held_by(), "waits for slots");
-        assert_eq!(Achieved::of(&f, &DecodeSums { expert_wait_s: 0.0, ..sums }).unwrap().held_by(), "compute");
-        assert_eq!(Achieved::of(&f, &DecodeSums::default()), None);
+        // With a place for every expert, or a bus that nobody measured, there is nothing to say of it.
+        for tier in [GpuTier { slots: 15_360, ..tier }, GpuTier { bus_gb_per_s: None, ..tier }] {
+            assert!(!Forecast { gpu: Some(tier), ..f }.to_string().contains("without a slot"));
+        }
     }
 }

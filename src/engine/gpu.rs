@@ -7,7 +7,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::backend::cpu::CpuBackend;
-use crate::backend::cuda::{self, CudaBackend, DeviceCounters, ReadRates};
+use crate::backend::cuda::{self, CudaBackend, DeviceCounters};
 use crate::backend::ops::Sums;
 use crate::engine::EngineError;
 use crate::engine::device::{On, ReadGpu};
@@ -84,8 +84,12 @@ pub(super) fn place(
     let loaded = backend.device().counters();
     let read_gpu: ReadGpu = {
         let (backend, experts) = (Arc::clone(&backend), Arc::clone(&experts));
-        let bus = experts.bus_gb_per_s().unwrap_or(0.0);
-        Box::new(move || read(&backend, &experts, (&loaded, rates, bus)))
+        let measured = Measured {
+            host: rates.map(|rates| rates.host_gb_per_s),
+            own: rates.map(|rates| rates.own_gb_per_s).or_else(|| backend.own_rate()),
+            bus: experts.bus_gb_per_s().unwrap_or(0.0),
+        };
+        Box::new(move || read(&backend, &experts, &loaded, measured))
     };
     let times = GpuTimes { backend: Arc::clone(&backend), experts: Arc::clone(&experts) };
     Ok(On { backend, model, experts, read_gpu: Some(read_gpu), times: Mutex::new(Some(Box::new(times))) })
@@ -132,11 +136,17 @@ fn slots(
     Ok(wanted.min(experts) as usize)
 }
 
-fn read(
-    backend: &CudaBackend,
-    experts: &GpuExperts,
-    (loaded, rates, bus_gb_per_s): (&DeviceCounters, Option<ReadRates>, f64),
-) -> GpuStats {
+/// What was measured at the start, in 1e9 bytes a second.
+#[derive(Clone, Copy)]
+struct Measured {
+    /// Kernels read of host memory, and of the GPU's own.
+    host: Option<f64>,
+    own: Option<f64>,
+    /// Copies from host memory; 0 where that cannot be told.
+    bus: f64,
+}
+
+fn read(backend: &CudaBackend, experts: &GpuExperts, loaded: &DeviceCounters, measured: Measured) -> GpuStats {
     let (counts, device) = (experts.counts(), backend.device().counters());
     let (slots, bytes) = experts.size();
     let (attentions, tensor_attentions) = backend.attention_counts();
@@ -167,13 +177,13 @@ fn read(
         wait_ms: device.wait_ns as f64 / 1e6,
         registered_bytes: experts.registered_bytes() as u64,
         in_place_bytes: device.in_place_bytes,
-        host_read_gb_per_s: rates.map(|rates| rates.host_gb_per_s),
-        own_read_gb_per_s: rates.map(|rates| rates.own_gb_per_s),
+        host_read_gb_per_s: measured.host,
+        own_read_gb_per_s: measured.own,
         upload_bytes: device.upload_bytes,
         download_bytes: device.download_bytes,
         // Bytes a nanosecond.
         upload_gb_per_s: (device.timed_upload_bytes - loaded.timed_upload_bytes) as f64
             / (device.timed_upload_ns - loaded.timed_upload_ns).max(1) as f64,
-        bus_gb_per_s,
+        bus_gb_per_s: measured.bus,
     }
 }

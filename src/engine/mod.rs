@@ -1,6 +1,7 @@
 //! Opens a model file, plans memory, and wires models to storage: the only module that sees both sides.
 //! Never computes and never parses. Surprising fact: nothing large is allocated before the plan is made and accepted.
 
+pub mod achieved;
 pub mod advice;
 mod checked_runner;
 mod chunk;
@@ -249,8 +250,9 @@ impl Engine {
             let resident = ResidentExperts::new(loaded, layers, told).ok_or(EngineError::ExpertTensors)?;
             (Arc::new(resident), None)
         };
-        let forecast = forecast.with_lookahead(lookahead.is_some());
         let placed = seat.place((experts, arena), options, &prepared, &routes)?;
+        let forecast = forecast.with_lookahead(lookahead.is_some());
+        let forecast = placed.gpu_stats().map_or(forecast, |gpu| forecast.with_gpu(&gpu));
         let times = placed.take_times().map(|clock| Arc::new(TokenTimer::new(clock, drive_wait(&cache, &prepared))));
         Ok(Self {
             prepared,

@@ -7,8 +7,9 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::engine::Engine;
+use crate::engine::achieved::{Achieved, DecodeSums};
 use crate::engine::advice::Advice;
-use crate::engine::forecast::{Achieved, DecodeSums, Forecast};
+use crate::engine::forecast::Forecast;
 use crate::engine::known::KnownStats;
 use crate::engine::lookahead::LookaheadStats;
 use crate::engine::token_time::TokenTime;
@@ -91,8 +92,9 @@ pub struct GpuStats {
     pub registered_bytes: u64,
     /// Bytes of experts that kernels read in host memory instead of a copy.
     pub in_place_bytes: u64,
-    /// What kernels read of host memory and of the GPU's own, in 1e9 bytes a second; absent where the way of experts needed no measurement.
+    /// What kernels read of host memory, in 1e9 bytes a second; absent where the way of experts needed no measurement.
     pub host_read_gb_per_s: Option<f64>,
+    /// What they read of the GPU's own; absent where there was no memory left to measure it.
     pub own_read_gb_per_s: Option<f64>,
     pub upload_bytes: u64,
     pub download_bytes: u64,
@@ -192,6 +194,8 @@ impl RunStats {
         let rows = engine.rows().map(|r| r.counters().snapshot()).unwrap_or_default();
         let plan = engine.plan();
         let (preloaded_experts, preload_bytes) = engine.preloaded();
+        let gpu = engine.gpu_stats();
+        let token_time = gpu.as_ref().and_then(|gpu| engine.token_time(gpu.upload_gb_per_s));
         let sums = DecodeSums {
             passes: timings.decode_passes,
             seconds: timings.decode.as_secs_f64(),
@@ -199,9 +203,10 @@ impl RunStats {
             expert_wait_s: cache.decode.wait_ns as f64 / 1e9,
             row_wait_s: timings.decode_row_wait.as_secs_f64(),
             slot_wait_s: cache.decode.room_wait_ns as f64 / 1e9,
+            uploaded_bytes: token_time.map_or(0.0, |time| time.upload_bytes as f64),
+            stalled: token_time
+                .map_or(0.0, |time| time.stalled_ms.unwrap_or(0.0) / time.token_ms.max(f64::MIN_POSITIVE)),
         };
-        let gpu = engine.gpu_stats();
-        let token_time = gpu.as_ref().and_then(|gpu| engine.token_time(gpu.upload_gb_per_s));
         let all_hit = cache.decode.all_hit as f64 / cache.decode.requests.max(1) as f64;
         Self {
             model: engine.prepared.file.path().display().to_string(),

@@ -9,6 +9,9 @@ use crate::case::{Case, Clock, Rig};
 use crate::kernels_common::weights;
 use crate::rows::{down, up, up_ids};
 
+/// Experts with weights of their own: more than a second-level cache holds at the widths of a model.
+const DISTINCT_MAX: usize = 10;
+
 struct Swept {
     types: [QuantType; 2],
     /// Rows of each expert.
@@ -17,7 +20,7 @@ struct Swept {
     width: usize,
     room: usize,
     arithmetic: Arithmetic,
-    /// Gate, up and down of each.
+    /// Gate, up and down; expert i has those of number i of them, from the start again.
     w: Vec<[SharedBytes; 3]>,
     x: Vec<f32>,
     sums: Vec<f32>,
@@ -46,8 +49,8 @@ impl Case for Swept {
     }
 
     fn bytes(&self) -> usize {
-        let w: usize = self.w.iter().flatten().map(|w| w.as_slice().len()).sum();
-        w + 4 * self.row_ids.len() * (2 * self.hidden + 2 * self.width)
+        let of = |i: usize| self.w[i % self.w.len()].iter().map(|w| w.as_slice().len()).sum::<usize>();
+        (0..self.counts.len()).map(of).sum::<usize>() + 4 * self.row_ids.len() * (2 * self.hidden + 2 * self.width)
     }
 
     fn is_of_a_token(&self) -> bool {
@@ -73,7 +76,7 @@ impl Case for Swept {
             lens.map(|len| up(b, &vec![f32::NAN; room * len]));
         let mut op = |sums: &mut B::Buf| {
             let (mut experts, mut begin) = (Vec::new(), 0);
-            for ([gate, up, down], count) in mats.iter().zip(&self.counts) {
+            for ([gate, up, down], count) in mats.iter().cycle().zip(&self.counts) {
                 let assigned = begin..begin + count;
                 begin += count;
                 experts.push(ops::SweptExpert { gate: b.view(gate), up: b.view(up), down: b.view(down), assigned });
@@ -112,6 +115,7 @@ impl Rig {
         let mut make = |ty, rows, cols| SharedBytes::from(weights(rng, ty, rows, cols));
         let w = counts
             .iter()
+            .take(DISTINCT_MAX)
             .map(|_| [make(types[0], width, hidden), make(types[0], width, hidden), make(types[1], hidden, width)]);
         let w = w.collect();
         let all: usize = counts.iter().sum();
@@ -133,6 +137,7 @@ impl Rig {
 pub fn cases(rig: &mut Rig) {
     use Arithmetic::{Fast, Quality};
     use QuantType::{IQ2_XXS, MXFP4, Q2_K, Q3_K, Q4_K, Q6_K, Q8_0};
+    let few: [usize; 150] = std::array::from_fn(|i| 1 + 7 * i % 23);
     let many: [usize; 20] = std::array::from_fn(|i| 20 + 7 * i);
     let all = [[IQ2_XXS, Q2_K], [Q4_K, Q4_K], [Q3_K, Q6_K], [Q6_K, Q3_K], [Q8_0, Q8_0], [MXFP4, MXFP4], [Q8_0, Q4_K]];
     for types in all {
@@ -140,12 +145,27 @@ pub fn cases(rig: &mut Rig) {
         rig.swept(types, (&[130, 1, 64, 65, 129, 33, 500], 512, 300), (512, 256), Fast);
         rig.swept(types, (&many, 200, 1000), (256, 512), Fast);
         rig.swept(types, (&[3, 9, 1], 12, 16), (512, 256), Fast);
+        // Few rows each: one expert, all counts up to what tiles begin with, more experts than a launch takes, and less room than it would.
+        for count in [1, 2, 7, 8, 9, 16, 17] {
+            rig.swept(types, (&[count], 20, 32), (256, 512), Fast);
+        }
+        rig.swept(types, (&few, 48, 2000), (512, 256), Fast);
+        rig.swept(types, (&few, 48, 40), (256, 256), Fast);
     }
     rig.swept([Q8_0, Q8_0], (&[40, 30], 64, 64), (512, 256), Fast);
     rig.swept([Q2_K, Q2_K], (&[40, 30], 64, 64), (512, 256), Quality);
     // Experts of a model with many and with few.
     rig.swept([IQ2_XXS, Q2_K], (&[128, 120, 136, 128, 130, 126, 140, 117], 1024, 1024), (5120, 2304), Fast);
     rig.swept([IQ2_XXS, Q2_K], (&[512], 512, 512), (5120, 2304), Fast);
+    // Experts of a prompt of 128 rows, and of 512, of a model with 384.
+    for types in [[IQ2_XXS, Q2_K], [Q4_K, Q4_K], [Q8_0, Q8_0], [MXFP4, MXFP4], [Q3_K, Q6_K]] {
+        let counts: [usize; 40] = std::array::from_fn(|i| [1, 2, 3, 2, 4, 1, 2, 3][i % 8]);
+        rig.swept(types, (&counts, 128, 512), (5120, 2304), Fast);
+    }
+    for types in [[IQ2_XXS, Q2_K], [Q4_K, Q4_K]] {
+        let counts: [usize; 40] = std::array::from_fn(|i| [8, 5, 11, 7, 9, 8, 14, 2][i % 8]);
+        rig.swept(types, (&counts, 512, 512), (5120, 2304), Fast);
+    }
     // Blocks of 32: columns that fill no step of tiles, and experts of a model.
     for types in [[Q8_0, MXFP4], [MXFP4, Q8_0]] {
         rig.swept(types, (&[31, 97, 402, 2], 512, 540), (480, 288), Fast);

@@ -153,6 +153,11 @@ impl CudaBackend {
         read_rates(&self.device, host)
     }
 
+    /// How fast kernels read the device's own memory, in 1e9 bytes a second; `None` where none is left to measure it.
+    pub fn own_rate(&self) -> Option<f64> {
+        read_rate::own_rate(&self.device, RATE_BYTES).ok()
+    }
+
     /// What kernels read in `host`; see [`read_rate::words_of`].
     ///
     /// # Errors
@@ -459,7 +464,7 @@ impl Backend for CudaBackend {
         work: ops::SweptWork<'_, Self>,
         sums: &mut CudaBuf,
     ) -> Result<(), BackendError> {
-        if launch::experts_rows::is_joined(&self.device, self.arithmetic, &op) {
+        if launch::experts_rows::is_joined(self.arithmetic, &op) {
             return launch::experts_rows::experts_rows(&self.device, &self.rounded, &op, work, sums);
         }
         crate::backend::cpu::experts_rows::experts_rows(self, &op, work, sums, |_, _, _| Ok(()))

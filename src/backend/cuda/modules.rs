@@ -229,6 +229,12 @@ fn compiled_text(file: &KernelFile, (major, minor): (u32, u32)) -> Result<Vec<u8
     Ok(image)
 }
 
+/// Whether one of the files defines a kernel of this name.
+#[cfg(test)]
+pub(super) fn defines(kernel: &str) -> bool {
+    KERNEL_FILES.iter().any(|file| kernel_names(file.text).iter().any(|name| name == kernel))
+}
+
 fn nvrtc_version() -> (i32, i32) {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: both pointers are valid for the call. On an error the version stays 0.0, which only widens the key.

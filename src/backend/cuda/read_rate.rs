@@ -35,10 +35,17 @@ pub struct ReadRates {
 pub fn read_rates(device: &Arc<Device>, host: &Registered) -> Result<Option<ReadRates>, BackendError> {
     let len = host.len().min(RATE_BYTES);
     let (Some(at), true) = (host.on_device(), len >= BYTES_MIN) else { return Ok(None) };
+    Ok(Some(ReadRates { host_gb_per_s: timed(device, at, len)?, own_gb_per_s: own_rate(device, len)? }))
+}
+
+/// What kernels read of `len` bytes of the device's own memory, in 1e9 bytes a second.
+///
+/// # Errors
+/// Too little memory, and failures of the device.
+pub fn own_rate(device: &Arc<Device>, len: usize) -> Result<f64, BackendError> {
     let own = Bytes::new(device, "measuring how fast it is read", len)?;
     device.zero(own.at, len)?;
-    let rates = (timed(device, at, len)?, timed(device, own.at, len)?);
-    Ok(Some(ReadRates { host_gb_per_s: rates.0, own_gb_per_s: rates.1 }))
+    timed(device, own.at, len)
 }
 
 /// The exclusive or of the words in the whole lines of `host`, read by the device; `None` if it does not reach them.

@@ -14,7 +14,7 @@ use crate::obs::spans;
 use crate::units::{ExpertIdx, LayerIdx};
 
 /// Most experts that are computed together, by a processor and by a device that queues them.
-const AT_ONCE: [usize; 2] = [1, 8];
+const AT_ONCE: [usize; 2] = [1, 64];
 
 /// What a sweep asks of an architecture. Buffers of a pass hold one piece at a time.
 pub trait Layers<B: Backend> {

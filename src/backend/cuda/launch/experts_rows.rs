@@ -1,10 +1,11 @@
-//! Launchers of kernels/tiles_jobs.cuh and kernels/experts_rows.cu: several experts of a sweep at a time, each on its rows.
-//! Never adds two experts to a row at once. Surprising fact: the rows of all of them are rounded and multiplied as one batch, because an
+//! Launchers of kernels/experts_rows.cu and kernels/tiles_jobs.cuh: several experts of a sweep at a time, each on its rows.
+//! Never adds two experts to a row out of turn. Surprising fact: the rows of all of them are rounded and multiplied as one batch, because an
 //! expert alone has too few for all multiprocessors.
 
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::eights::{self, EXPERTS_MAX, Jobs};
 use super::matmul::{Codes, Rounded};
 use super::tiles::Size;
 use super::{Launch, THREADS, has_shared, move_rows, swiglu, tiles};
@@ -12,15 +13,12 @@ use crate::backend::BackendError;
 use crate::backend::cpu::matmul::Arithmetic;
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::memory::CudaBuf;
-use crate::backend::cuda::{CudaBackend, CudaView};
+use crate::backend::cuda::{CudaBackend, CudaView, MatShape};
 use crate::backend::ops::{ExpertsRows, MoveRows, SweptExpert, SweptWork, SwiGlu};
 use crate::quant::QuantType;
 
-/// Matrices and experts of a launch, see kernels/tiles_jobs.cuh. An expert has two matrices in its first launch.
-const JOBS_MAX: usize = 16;
-const EXPERTS_MAX: usize = JOBS_MAX / 2;
-/// Fewest rows of an expert, on average, for which its tiles are not mostly empty.
-const ROWS_MIN: usize = 24;
+/// Fewest rows of an expert, on average, from which tiles are faster than eights.
+const TILES_FROM: usize = 64;
 /// From this many rows on the largest expert of a launch has tiles of 128 rows, else of 64.
 const HIGH_FROM: usize = 400;
 
@@ -38,21 +36,15 @@ fn kernels(ty: QuantType) -> Option<[&'static str; 2]> {
     })
 }
 
-/// Whether there are kernels for `op`, and rows enough for them.
-pub fn is_joined(device: &Device, arithmetic: Arithmetic, op: &ExpertsRows<'_, '_, CudaBackend>) -> bool {
+/// Whether there are kernels for `op`.
+pub fn is_joined(arithmetic: Arithmetic, op: &ExpertsRows<'_, '_, CudaBackend>) -> bool {
     let Some(first) = op.experts.first() else { return false };
     let same = |e: &SweptExpert<'_, CudaBackend>| {
         e.gate.shape == first.gate.shape && e.up.shape == first.gate.shape && e.down.shape == first.down.shape
     };
-    let rows: usize = op.experts.iter().map(|e| e.assigned.len()).sum();
     arithmetic == Arithmetic::Fast
-        && has_shared(
-            device,
-            tiles::shared_bytes(first.gate.shape.ty, 1).max(tiles::shared_bytes(first.down.shape.ty, 1)),
-        )
-        && kernels(first.gate.shape.ty).is_some()
-        && kernels(first.down.shape.ty).is_some()
-        && rows >= ROWS_MIN * op.experts.len()
+        && eights::has_kernels(first.gate.shape.ty)
+        && eights::has_kernels(first.down.shape.ty)
         && op.experts.iter().all(same)
 }
 
@@ -80,42 +72,45 @@ fn batches<'e, 'w>(op: &ExpertsRows<'w, 'e, CudaBackend>) -> Vec<Vec<Part<'e, 'w
     all
 }
 
+/// The matrices that `matrices` names, of each part.
+fn jobs<'w, const N: usize>(
+    parts: &[Part<'_, 'w>],
+    matrices: [fn(&SweptExpert<'w, CudaBackend>) -> CudaView<'w>; N],
+) -> Jobs {
+    let mut jobs = Jobs::new(N);
+    for part in parts {
+        jobs.add(&matrices.map(|matrix| matrix(part.expert)), part.assigned.len());
+    }
+    jobs
+}
+
+/// Whether a batch goes through tiles.
+fn is_tiled(device: &Device, parts: &[Part<'_, '_>]) -> bool {
+    let (first, rows) = (parts[0].expert, parts.iter().map(|part| part.assigned.len()).sum::<usize>());
+    let shared = |ty| tiles::shared_bytes(ty, 1);
+    rows >= TILES_FROM * parts.len() && has_shared(device, shared(first.gate.shape.ty).max(shared(first.down.shape.ty)))
+}
+
 /// Rows of a batch, as tiles want them rounded.
 fn size(rows: usize, cols: usize) -> Size {
     Size { rows, groups: 1, cols }
 }
 
-/// One product for each part and each of its matrices, from activations that were rounded together.
-fn products<'w>(
-    device: &Device,
-    (parts, first): (&[Part<'_, 'w>], usize),
-    matrices: &[fn(&SweptExpert<'w, CudaBackend>) -> CudaView<'w>],
-    at: Codes,
-    outs: [&CudaBuf; 2],
-) -> Result<(), BackendError> {
-    let shape = matrices[0](parts[0].expert).shape;
-    // Pointers, then first row and number of rows.
-    let mut jobs = [0u64; 2 * JOBS_MAX];
-    for (i, part) in parts.iter().enumerate() {
-        for (j, matrix) in matrices.iter().enumerate() {
-            jobs[i * matrices.len() + j] = matrix(part.expert).at;
-        }
-        jobs[JOBS_MAX + i] = (part.assigned.start - first) as u64 | (part.assigned.len() as u64) << 32;
-    }
-    let most = parts.iter().map(|part| part.assigned.len()).max().unwrap_or(0);
-    let rows: usize = parts.iter().map(|part| part.assigned.len()).sum();
-    let is_high = most >= HIGH_FROM && has_shared(device, tiles::shared_bytes(shape.ty, 2));
+/// One product in tiles for each expert and each of its matrices, from activations that were rounded together.
+fn products(device: &Device, jobs: &Jobs, shape: MatShape, at: Codes, outs: [&CudaBuf; 2]) -> Result<(), BackendError> {
+    let is_high = jobs.most >= HIGH_FROM && has_shared(device, tiles::shared_bytes(shape.ty, 2));
     let height = 1 + usize::from(is_high);
-    let kernel = kernels(shape.ty).expect("asked by `is_joined`")[height - 1];
-    let grid = [most.div_ceil(32 << height), shape.rows.div_ceil(tiles::WEIGHT_ROWS), parts.len() * matrices.len()];
+    let kernel = kernels(shape.ty).expect("all types that eights have")[height - 1];
+    let grid =
+        [jobs.most.div_ceil(32 << height), shape.rows.div_ceil(tiles::WEIGHT_ROWS), jobs.experts * jobs.matrices];
     let launch = Launch::new(device, kernel, grid, 64 << height).shared(tiles::shared_bytes(shape.ty, height));
-    let launch = launch.block(&jobs).pointer(at.codes).pointer(at.scales);
+    let launch = launch.block(jobs.words()).pointer(at.codes).pointer(at.scales);
     let is_sorted = shape.ty.block_values() == 32;
     let launch = if is_sorted { launch } else { launch.pointer(at.sums) };
-    let launch = launch.buf(outs[0], rows * shape.rows).buf(outs[1], rows * shape.rows);
-    let launch = launch.int(shape.rows).int(shape.cols).int(matrices.len());
-    let launch = if is_sorted { launch.int(size(rows, shape.cols).padded()) } else { launch };
-    // SAFETY: the parameters of the jobs kernels; every part lies among the `rows` rounded rows.
+    let launch = launch.buf(outs[0], jobs.rows * shape.rows).buf(outs[1], jobs.rows * shape.rows);
+    let launch = launch.int(shape.rows).int(shape.cols).int(jobs.matrices);
+    let launch = if is_sorted { launch.int(size(jobs.rows, shape.cols).padded()) } else { launch };
+    // SAFETY: the parameters of the jobs kernels; every expert's rows lie among those that were rounded.
     unsafe { launch.start() }
 }
 
@@ -128,25 +123,30 @@ pub fn experts_rows(
 ) -> Result<(), BackendError> {
     let (hidden, width) = (op.hidden, op.width);
     for parts in batches(op) {
-        let (first, end) = (parts[0].assigned.start, parts[parts.len() - 1].assigned.end);
-        let rows = end - first;
-        let gathered = MoveRows { src: op.x, indices: op.rows, range: first..end, width: hidden };
-        move_rows::gather_rows(device, gathered, work.x)?;
+        let range = parts[0].assigned.start..parts[parts.len() - 1].assigned.end;
+        let rows = range.len();
         let (gate, down) = (parts[0].expert.gate.shape, parts[0].expert.down.shape);
         assert_eq!((gate.rows, gate.cols, down.rows, down.cols), (width, hidden, hidden, width), "shapes of experts");
-        let x = tiles::round_rows(device, rounded, work.x, size(rows, hidden), gate.ty.block_values())?;
-        products(device, (&parts, first), &[|e| e.gate, |e| e.up], x, [&*work.gate, &*work.up])?;
-        swiglu::swiglu(device, SwiGlu { up: work.up, values: rows * width, limit: op.limit }, work.gate)?;
-        let mid = tiles::round_rows(device, rounded, work.gate, size(rows, width), down.ty.block_values())?;
-        products(device, (&parts, first), &[|e| e.down], mid, [&*work.y, &*work.y])?;
-        for part in &parts {
-            let grid = [hidden.div_ceil(4 * THREADS), part.assigned.len(), 1];
-            let launch = Launch::new(device, "add_expert_rows", grid, THREADS);
-            let y = work.y.bytes.at + (4 * (part.assigned.start - first) * hidden) as u64;
-            let launch = launch.pointer(y).buf(op.weights, 0).ids(op.places, end).ids(op.rows, end).buf(sums, 0);
-            // SAFETY: the parameters of the kernel; rows and places are those of the sums and the weights by contract.
-            unsafe { launch.int(part.assigned.start).int(hidden).start()? };
+        let (first, second) = (jobs(&parts, [|e| e.gate, |e| e.up]), jobs(&parts, [|e| e.down]));
+        let gathered = MoveRows { src: op.x, indices: op.rows, range: range.clone(), width: hidden };
+        if is_tiled(device, &parts) {
+            move_rows::gather_rows(device, gathered, work.x)?;
+            let x = tiles::round_rows(device, rounded, work.x, size(rows, hidden), gate.ty.block_values())?;
+            products(device, &first, gate, x, [&*work.gate, &*work.up])?;
+            swiglu::swiglu(device, SwiGlu { up: work.up, values: rows * width, limit: op.limit }, work.gate)?;
+            let mid = tiles::round_rows(device, rounded, work.gate, size(rows, width), down.ty.block_values())?;
+            products(device, &second, down, mid, [&*work.y, &*work.y])?;
+        } else {
+            let x = rounded.gather(device, gathered, gate.ty.block_values())?;
+            eights::gate_up(device, &first, (gate, op.limit), x, work.gate)?;
+            let mid = rounded.fill(device, work.gate, (rows, width), down.ty.block_values())?;
+            eights::down(device, &second, down, mid, work.y)?;
         }
+        let grid = [hidden.div_ceil(4 * THREADS), rows, 1];
+        let launch = Launch::new(device, "add_experts", grid, THREADS).buf(work.y, rows * hidden).buf(op.weights, 0);
+        let launch = launch.ids(op.places, range.end).ids(op.rows, range.end).buf(sums, 0);
+        // SAFETY: the parameters of the kernel; rows and places are those of the sums and the weights by contract.
+        unsafe { launch.int(range.start).int(rows).int(hidden).start()? };
     }
     Ok(())
 }

@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::eights::{self, Jobs};
 use super::{Launch, float_strips, matmul_row, tiles};
 use crate::backend::BackendError;
 use crate::backend::cpu::matmul::{Arithmetic, ProductShape};
 use crate::backend::cuda::CudaBackend;
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::memory::{Bytes, CudaBuf};
-use crate::backend::ops::{Matmul, MatmulPair};
+use crate::backend::ops::{Matmul, MatmulPair, MoveRows};
 use crate::quant::QuantType;
 
 /// Weight rows of a block in the kernels over floats.
@@ -68,6 +69,24 @@ impl Rounded {
         let launch = Launch::new(device, kernel, [cols.div_ceil(4 * 256), rows, 1], 128);
         let launch = launch.pointer(x).pointer(at.codes).pointer(at.scales).pointer(at.sums).int(cols);
         // SAFETY: the parameters of the quantise kernels, with room for `rows * cols` codes.
+        unsafe { launch.start()? };
+        Ok(at)
+    }
+
+    /// As [`Self::fill`], of the rows that `op` names.
+    pub(super) fn gather(
+        &self,
+        device: &Arc<Device>,
+        op: MoveRows<'_, CudaBackend>,
+        block: usize,
+    ) -> Result<Codes, BackendError> {
+        let (rows, cols) = (op.range.len(), op.width);
+        let at = self.room(device, rows * cols)?;
+        let kernel = if block == 32 { "quantise_rows_32" } else { "quantise_rows_256" };
+        let launch = Launch::new(device, kernel, [cols.div_ceil(4 * 256), rows, 1], 128);
+        let launch = launch.buf(op.src, cols).ids(op.indices, op.range.end);
+        let launch = launch.pointer(at.codes).pointer(at.scales).pointer(at.sums).int(op.range.start).int(cols);
+        // SAFETY: the parameters of the kernels, with room for `rows * cols` codes; indices are rows of `src` by contract.
         unsafe { launch.start()? };
         Ok(at)
     }
@@ -140,23 +159,16 @@ fn dot_threads_alone(ty: QuantType) -> (usize, usize) {
     if ty == QuantType::IQ2_XXS { (512, 4) } else { dot_threads(ty) }
 }
 
-/// Kernel over codes for weights of `ty`, for one row or several.
-fn codes_kernel(ty: QuantType, is_one: bool) -> Option<&'static str> {
-    Some(match (ty, is_one) {
-        (QuantType::Q8_0, true) => "matmul_q8_0_codes_1",
-        (QuantType::Q8_0, false) => "matmul_q8_0_codes_4",
-        (QuantType::Q2_K, true) => "matmul_q2_k_codes_1",
-        (QuantType::Q2_K, false) => "matmul_q2_k_codes_4",
-        (QuantType::Q3_K, true) => "matmul_q3_k_codes_1",
-        (QuantType::Q3_K, false) => "matmul_q3_k_codes_4",
-        (QuantType::Q4_K, true) => "matmul_q4_k_codes_1",
-        (QuantType::Q4_K, false) => "matmul_q4_k_codes_4",
-        (QuantType::Q6_K, true) => "matmul_q6_k_codes_1",
-        (QuantType::Q6_K, false) => "matmul_q6_k_codes_4",
-        (QuantType::IQ2_XXS, true) => "matmul_iq2_xxs_codes_1",
-        (QuantType::IQ2_XXS, false) => "matmul_iq2_xxs_codes_4",
-        (QuantType::MXFP4, true) => "matmul_mxfp4_codes_1",
-        (QuantType::MXFP4, false) => "matmul_mxfp4_codes_4",
+/// Kernel over the codes of one row for weights of `ty`.
+fn codes_kernel(ty: QuantType) -> Option<&'static str> {
+    Some(match ty {
+        QuantType::Q8_0 => "matmul_q8_0_codes",
+        QuantType::Q2_K => "matmul_q2_k_codes",
+        QuantType::Q3_K => "matmul_q3_k_codes",
+        QuantType::Q4_K => "matmul_q4_k_codes",
+        QuantType::Q6_K => "matmul_q6_k_codes",
+        QuantType::IQ2_XXS => "matmul_iq2_xxs_codes",
+        QuantType::MXFP4 => "matmul_mxfp4_codes",
         _ => return None,
     })
 }
@@ -202,34 +214,34 @@ pub fn matmul_pair(
     let (rows, x) = (op.rows, op.x);
     let a: Matmul<'_, '_, CudaBackend> = Matmul { w: op.a, x, rows, groups: 1 };
     let b: Matmul<'_, '_, CudaBackend> = Matmul { w: op.b, x, rows, groups: 1 };
-    let (is_one, types) = (rows == 1, (a.w.shape.ty, b.w.shape.ty));
+    let types = (a.w.shape.ty, b.w.shape.ty);
     assert_eq!(a.w.shape.cols, b.w.shape.cols, "both matrices take the same input");
     if arithmetic == Arithmetic::Fast && rows > 0 {
         let is_row = (matmul_row::takes(&a), matmul_row::takes(&b));
         if is_row == (true, true) {
             return matmul_row::matmul_row_pair(device, (&a, &b), (out_a, out_b));
         }
-        let kernels = (codes_kernel(types.0, is_one), codes_kernel(types.1, is_one));
+        let has_codes = codes_kernel(types.0).is_some() && codes_kernel(types.1).is_some();
         let is_alike = types.0.block_values() == types.1.block_values();
         if is_alike && tiles::takes(&a) && tiles::takes(&b) {
             let at = tiles::round(device, rounded, &a)?;
             tiles::tiles(device, &a, at, out_a)?;
             return tiles::tiles(device, &b, at, out_b);
         }
-        if let ((false, false), (Some(first), Some(second)), true) = (is_row, kernels, is_alike) {
+        let is_tiled = tiles::takes(&a) || tiles::takes(&b);
+        if is_row == (false, false) && !is_tiled && has_codes && is_alike {
             let at = rounded.fill(device, x, (rows, a.w.shape.cols), types.0.block_values())?;
-            product_of_codes(device, first, &a, at, out_a)?;
-            return product_of_codes(device, second, &b, at, out_b);
+            product_of_codes(device, &a, at, out_a)?;
+            return product_of_codes(device, &b, at, out_b);
         }
     }
     matmul(device, rounded, arithmetic, a, out_a)?;
     matmul(device, rounded, arithmetic, b, out_b)
 }
 
-/// `kernel` over activations that were rounded for it.
+/// One row, or a few, over activations that were rounded for it.
 fn product_of_codes(
     device: &Arc<Device>,
-    kernel: &'static str,
     op: &Matmul<'_, '_, CudaBackend>,
     at: Codes,
     out: &CudaBuf,
@@ -238,11 +250,16 @@ fn product_of_codes(
     if shape.rows == 0 {
         return Ok(());
     }
-    let row_tiles = if rows == 1 { 1 } else { rows.div_ceil(ROWS_AT_ONCE) };
+    if rows > 1 {
+        let mut jobs = Jobs::new(1);
+        jobs.add(&[op.w], rows);
+        return eights::spread(device, &jobs, (shape, op.groups), at, out);
+    }
+    let kernel = codes_kernel(shape.ty).expect("asked by who rounded");
     let (threads, sharers) = dot_threads_alone(shape.ty);
-    let launch = Launch::new(device, kernel, [shape.rows.div_ceil(threads / sharers), row_tiles, 1], threads);
+    let launch = Launch::new(device, kernel, [shape.rows.div_ceil(threads / sharers), 1, 1], threads);
     let launch = launch.pointer(op.w.at).pointer(at.codes).pointer(at.scales).pointer(at.sums);
-    let launch = launch.buf(out, rows * shape.rows).int(shape.rows).int(shape.cols).int(rows).int(op.groups);
+    let launch = launch.buf(out, shape.rows).int(shape.rows).int(shape.cols).int(op.groups);
     // SAFETY: the parameters of the kernels over codes; the view says how large the matrix is.
     unsafe { launch.start() }
 }
@@ -268,9 +285,9 @@ pub fn matmul(
         let at = tiles::round(device, rounded, &op)?;
         return tiles::tiles(device, &op, at, out);
     }
-    if let (Arithmetic::Fast, Some(kernel)) = (arithmetic, codes_kernel(shape.ty, is_one)) {
+    if arithmetic == Arithmetic::Fast && codes_kernel(shape.ty).is_some() {
         let at = rounded.fill(device, op.x, (rows * groups, shape.cols), shape.ty.block_values())?;
-        return product_of_codes(device, kernel, &op, at, out);
+        return product_of_codes(device, &op, at, out);
     }
     if let Some(kernel) = wide_kernel(shape.ty).filter(|_| is_one && shape.rows <= WIDE_OUTPUTS_MAX) {
         let launch = Launch::new(device, kernel, [shape.rows, rows, 1], super::THREADS);

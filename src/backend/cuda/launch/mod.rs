@@ -9,6 +9,7 @@ pub(super) mod candidate_blocks;
 pub(super) mod combine_experts;
 pub(super) mod decode_rows;
 pub(super) mod draw;
+mod eights;
 pub(super) mod embed;
 pub(super) mod engram_gate;
 pub(super) mod expert_gate;
@@ -55,7 +56,7 @@ pub(super) const STREAMS_MAX: usize = 8;
 /// Most parameters of a kernel.
 const PARAMS_MAX: usize = 20;
 /// Most words of all parameters together.
-const WORDS_MAX: usize = 64;
+const WORDS_MAX: usize = 224;
 
 /// A kernel with its grid and the parameters given so far.
 pub(super) struct Launch<'d> {
