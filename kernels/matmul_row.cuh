@@ -35,43 +35,53 @@ __device__ __forceinline__ float round_half(const float v[EACH], int words[4]) {
     return !is_finite ? __uint_as_float(0x7fc00000u) : is_zero ? 0.0f : amax / 127.0f;
 }
 
-// The two matrices that a launch goes through, ROWS rows at a time: units.
+// The weight rows of a group, ROWS of them at a time: units. Those of a second matrix on the same activations follow.
 struct RowUnits {
     const u8 *w, *second;
     float *out, *second_out;
-    int rows, second_rows, cols;
+    // Rows of both matrices; of the first those from `from` to `end` are meant.
+    int rows, second_rows, from, end, cols;
 
-    __device__ __forceinline__ int first_units() const { return (rows + ROWS - 1) / ROWS; }
+    // A unit's rows: the matrix that they are of, how many that has, the first one and how many there are behind that.
+    struct Rows {
+        bool is_first;
+        int all, row, last;
+    };
+
+    __device__ __forceinline__ int first_units() const { return (end - from + ROWS - 1) / ROWS; }
     __device__ __forceinline__ int count() const { return first_units() + (second_rows + ROWS - 1) / ROWS; }
+
+    __device__ __forceinline__ Rows rows_of(int unit) const {
+        int behind = unit - first_units();
+        if (behind < 0) return Rows{true, rows, from + unit * ROWS, end - 1 - from - unit * ROWS};
+        return Rows{false, second_rows, behind * ROWS, second_rows - 1 - behind * ROWS};
+    }
 
     // A thread's weights of `unit`, 16 columns of each row from `at` on, and the factors of two of the rows: a thread keeps two rows of its block, its
     // neighbour the other two.
     __device__ __forceinline__ void fetch(int unit, int at, uint4 codes[ROWS], u16 factors[ROWS / 2]) const {
         int is_odd = threadIdx.x & 1, blocks = cols / 32;
-        bool is_first = unit < first_units(), inside = unit < count() && at < cols;
-        const u8 *from = is_first ? w : second;
-        int all = is_first ? rows : second_rows, first = (is_first ? unit : unit - first_units()) * ROWS;
-        const u8 *body = from + (size_t)first * cols + at, *tail = from + (size_t)all * cols + ((size_t)first * blocks + at / 32) * 2;
+        Rows r = rows_of(unit);
+        bool inside = unit < count() && at < cols;
+        const u8 *matrix = r.is_first ? w : second, *body = matrix + (size_t)r.row * cols + at;
+        const u8 *tail = matrix + (size_t)r.all * cols + ((size_t)r.row * blocks + at / 32) * 2;
         // Rows beyond the last are computed and not written.
-        int last = all - 1 - first;
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) codes[r] = inside ? stream16(body + min(r, last) * cols) : make_uint4(0, 0, 0, 0);
+        for (int i = 0; i < ROWS; i++) codes[i] = inside ? stream16(body + min(i, r.last) * cols) : make_uint4(0, 0, 0, 0);
 #pragma unroll
-        for (int i = 0; i < ROWS / 2; i++) factors[i] = inside ? *(const u16 *)(tail + min(is_odd * (ROWS / 2) + i, last) * blocks * 2) : 0;
+        for (int i = 0; i < ROWS / 2; i++) factors[i] = inside ? *(const u16 *)(tail + min(is_odd * (ROWS / 2) + i, r.last) * blocks * 2) : 0;
     }
 
-    __device__ __forceinline__ void put(int unit, int r, float value) const {
-        bool is_first = unit < first_units();
-        int row = (is_first ? unit : unit - first_units()) * ROWS + r;
-        if (row < (is_first ? rows : second_rows)) (is_first ? out : second_out)[row] = value;
+    __device__ __forceinline__ void put(int unit, int i, float value) const {
+        Rows r = rows_of(unit);
+        if (i <= r.last) (r.is_first ? out : second_out)[r.row + i] = value;
     }
 };
 
-// Every gridDim.x-th unit. Shared: for two units a sum and its factor for each block of ROWS rows, and PAD more.
-template <int TURNS> __device__ __forceinline__ void multiply_row(const RowUnits &units, const float *x) {
+// Every `step`-th unit from `unit` on. Shared: for two units a sum and its factor for each block of ROWS rows, and PAD more.
+template <int TURNS> __device__ __forceinline__ void multiply_row(const RowUnits &units, const float *x, int unit, int step) {
     extern __shared__ float4 dynamic[];
     int tid = threadIdx.x, turn = blockDim.x * EACH, stride = TURNS * turn / 32 + PAD, is_odd = tid & 1, count = units.count();
-    int unit = blockIdx.x;
     uint4 codes[ROWS];
     u16 factors[ROWS / 2];
     units.fetch(unit, tid * EACH, codes, factors);
@@ -91,7 +101,7 @@ template <int TURNS> __device__ __forceinline__ void multiply_row(const RowUnits
         }
         scales[t] = round_half(v, words[t]);
     }
-    for (int is_other = 0; unit < count; unit += gridDim.x, is_other ^= 1) {
+    for (int is_other = 0; unit < count; unit += step, is_other ^= 1) {
         // The warp that adds comes here after its last unit, so that the one before may be overwritten.
         float2 *sums = (float2 *)dynamic + is_other * ROWS * stride;
 #pragma unroll
@@ -106,7 +116,7 @@ template <int TURNS> __device__ __forceinline__ void multiply_row(const RowUnits
 #pragma unroll
             for (int i = 0; i < ROWS / 2; i++) d[i] = half_value(factors[i]);
             // What comes next is on its way while this is summed.
-            units.fetch(t + 1 < TURNS ? unit : unit + (int)gridDim.x, (t + 1) % TURNS * turn + tid * EACH, codes, factors);
+            units.fetch(t + 1 < TURNS ? unit : unit + step, (t + 1) % TURNS * turn + tid * EACH, codes, factors);
 #pragma unroll
             for (int i = 0; i < ROWS / 2; i++) {
                 int kept = is_odd ? halves[ROWS / 2 + i] : halves[i], given = is_odd ? halves[i] : halves[ROWS / 2 + i];
@@ -125,14 +135,16 @@ template <int TURNS> __device__ __forceinline__ void multiply_row(const RowUnits
     }
 }
 
-// w: [w_rows, cols]; x: [cols]; out: [w_rows]; of a second matrix on the same row likewise, or none. Grid: as many blocks as run at once, or one
-// for each unit; whole warps of threads, 16 values each in TURNS turns. Shared: see `multiply_row`.
+// w: [w_rows, cols]; x: [groups, cols]; out: [w_rows]; of a second matrix on the same row likewise, or none: then `groups` is 1. Grid: as many blocks for
+// each group as run at once, or one for each unit; whole warps of threads, 16 values each in TURNS turns. Shared: see `multiply_row`.
 #define MULTIPLY_ROW(turns) \
     extern "C" __global__ void __launch_bounds__(THREADS_MAX, 3) matmul_row_q8_0_##turns( \
-        const u8 *w, const float *x, float *out, int w_rows, int cols, const u8 *second, float *second_out, int second_rows \
+        const u8 *w, const float *x, float *out, int w_rows, int cols, int groups, const u8 *second, float *second_out, int second_rows \
     ) { \
         previous_ended(); \
-        multiply_row<turns>(RowUnits{w, second, out, second_out, w_rows, second_rows, cols}, x); \
+        int group = blockIdx.x % groups, rows = w_rows / groups; \
+        RowUnits units{w, second, out, second_out, w_rows, second_rows, group * rows, group * rows + rows, cols}; \
+        multiply_row<turns>(units, x + (size_t)group * cols, blockIdx.x / groups, gridDim.x / groups); \
     }
 MULTIPLY_ROW(1)
 MULTIPLY_ROW(2)

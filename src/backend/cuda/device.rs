@@ -22,9 +22,9 @@ use super::timeline::Timeline;
 use crate::backend::BackendError;
 use crate::obs::spans::{self, Detail, Row};
 
-/// Threads of a small kernel, for each multiprocessor: all of it runs at once. Where several kernels wait for room a small one goes first, since others
-/// wait for it, and what it takes is missed by nobody.
-const SMALL_THREADS: u64 = 1024;
+/// Threads of a small kernel, for each multiprocessor. Where several kernels wait for room a small one goes first: others wait for it, and nobody misses
+/// what it takes.
+const SMALL_THREADS: u64 = 256;
 /// Kernels that are named with an error.
 const RECENT: usize = 6;
 

@@ -16,16 +16,14 @@ const THREADS_MAX: usize = 320;
 const TURNS_MAX: usize = 2;
 /// Places between the rows in shared memory, beyond their sums.
 const PAD: usize = 8;
-/// Threads of a multiprocessor, as far as registers go.
-const AT_ONCE: usize = 1024;
-/// More outputs than this keep all multiprocessors busy in the kernels that read along a row.
-const OUTPUTS_MAX: usize = 5120;
+/// Threads of a multiprocessor that a launch takes: loads of so many keep memory busy, and others find room beside them. The two products behind attention,
+/// long rows and groups of them, have nobody beside them, and take all that registers allow.
+const AT_ONCE: [usize; 2] = [768, 1024];
 
-/// Whether the kernel exists for `op` and pays.
+/// Whether the kernel exists for `op`.
 pub(super) fn takes(op: &Matmul<'_, '_, CudaBackend>) -> bool {
     let shape = op.w.shape;
-    let is_short = shape.cols <= TURNS_MAX * THREADS_MAX * EACH && shape.rows <= OUTPUTS_MAX;
-    shape.ty == QuantType::Q8_0 && op.rows == 1 && op.groups == 1 && is_short
+    shape.ty == QuantType::Q8_0 && op.rows == 1 && (1..=TURNS_MAX * THREADS_MAX * EACH).contains(&shape.cols)
 }
 
 pub(super) fn matmul_row(device: &Device, op: &Matmul<'_, '_, CudaBackend>, out: &CudaBuf) -> Result<(), BackendError> {
@@ -38,6 +36,7 @@ pub(super) fn matmul_row_pair(
     (a, b): (&Matmul<'_, '_, CudaBackend>, &Matmul<'_, '_, CudaBackend>),
     (out_a, out_b): (&CudaBuf, &CudaBuf),
 ) -> Result<(), BackendError> {
+    assert!(a.groups == 1 && b.groups == 1, "a pair has no groups");
     start(device, a, out_a, Some((b, out_b)))
 }
 
@@ -54,10 +53,12 @@ fn start(
     let kernel = if turns > 1 { "matmul_row_q8_0_2" } else { "matmul_row_q8_0_1" };
     // For two units a sum and a factor, 4 bytes each, for each 32 columns of each row.
     let shared = 2 * 8 * ROWS * (turns * threads * EACH / 32 + PAD);
-    let units = rows.div_ceil(ROWS) + more.div_ceil(ROWS);
-    let at_once = device.properties().multiprocessors * (AT_ONCE / threads);
-    let launch = Launch::new(device, kernel, [units.min(at_once), 1, 1], threads).shared(shared);
-    let launch = launch.pointer(op.w.at).buf(op.x, cols).buf(out, rows).int(rows).int(cols);
+    let units = (rows / op.groups).div_ceil(ROWS) + more.div_ceil(ROWS);
+    let at_once =
+        device.properties().multiprocessors * (AT_ONCE[usize::from(turns > 1 || op.groups > 1)] / threads) / op.groups;
+    let blocks = units.min(at_once.max(1)) * op.groups;
+    let launch = Launch::new(device, kernel, [blocks, 1, 1], threads).shared(shared);
+    let launch = launch.pointer(op.w.at).buf(op.x, op.groups * cols).buf(out, rows).int(rows).int(cols).int(op.groups);
     let launch = match second {
         Some((op, out)) => launch.pointer(op.w.at).buf(out, more).int(more),
         None => launch.pointer(0).pointer(0).int(0),
