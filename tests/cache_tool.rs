@@ -10,7 +10,8 @@ use assert_cmd::Command;
 use cache_policy::policies::KNOWN;
 use cache_policy::{Bytes, Directory, ExpertIdx, LayerIdx, Phase, TraceHeader, TraceLayer, TraceWriter, by_name, sim};
 use cli_rig::made_models::b;
-use cli_rig::{command, ds4, ds4_b, finish, json, names_in, scratch};
+use cli_rig::{Live, command, ds4, ds4_b, finish, json, names_in, scratch};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 const LAYERS: u16 = 3;
@@ -363,4 +364,31 @@ fn top_shows_the_last_record_of_a_run() {
     bad(&["top", path], 2, &["needs a terminal", "--once"]);
     bad(&["top", "/nowhere.json", "--once"], 1, &["/nowhere.json", "--snapshot-file"]);
     bad(&["top", &put(&folder, "x.json", b"{\"a\":1}"), "--once"], 1, &["x.json", "not a snapshot"]);
+}
+
+/// A view that is ended from outside leaves neither its picture nor a terminal without echo behind.
+#[test]
+fn top_gives_the_terminal_back_when_it_is_ended() {
+    let folder = scratch("tool-top-ended");
+    let (file, pid) = (folder.join("now.json"), folder.join("pid"));
+    ds4_b(&["-p", "x", "-n", "2", "--ssd-streaming", "--snapshot-file", file.to_str().unwrap()]).ok();
+    if std::process::Command::new("script").arg("--version").output().is_err() {
+        println!("notice: no program script here, which would give ds4-cache a terminal");
+        return;
+    }
+    let view = format!("exec '{}' top '{}'", env!("CARGO_BIN_EXE_ds4-cache"), file.display());
+    let line = format!("echo $$ > '{}'; {view}", pid.display());
+    for signal in [Signal::TERM, Signal::HUP, Signal::INT] {
+        let mut script = std::process::Command::new("script");
+        let live = Live::start(script.args(["-qefc", &line, "/dev/null"]).env("TERM", "xterm"));
+        live.wait_for_output(200);
+        let number = std::fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
+        kill_process(Pid::from_raw(number).unwrap(), signal).unwrap();
+        let ran = live.end();
+        assert_eq!(ran.code, Some(1), "{signal:?}: {:?}", ran.text());
+        // Out of the other screen, and the cursor is seen.
+        let text = ran.text();
+        let (_, after) = text.rsplit_once("\x1b[?1049l").unwrap_or_else(|| panic!("{signal:?}: {text:?}"));
+        assert!(after.contains("\x1b[?25h") && after.contains("ds4-cache: interrupted"), "{signal:?}: {after:?}");
+    }
 }

@@ -122,7 +122,7 @@ fn a_session_says_that_the_device_is_lost_and_goes_on_listening() {
     let first = live.wait_for("CUDA_ERROR_LAUNCH_FAILED");
     assert!(first.contains("rms_norm") && first.contains("start ds4 again"), "{first}");
     live.say("are you there");
-    let second = live.wait_for("the GPU was lost before");
+    let second = live.wait_for("the GPU is lost");
     assert!(second.contains("start ds4 again"), "{second}");
     live.say("/help");
     live.wait_for("/quit");
@@ -451,7 +451,11 @@ fn the_doctor_measures_what_kernels_read() {
     let rates = &found["machine"]["gpu_rates"];
     assert_eq!(rates["name"], "Stub GPU 0", "{found:#}");
     assert!(rates["host_gb_per_s"].as_f64().unwrap() > 0.0 && rates["own_gb_per_s"].as_f64().unwrap() > 0.0);
+    // They are what a token is predicted from.
+    assert_eq!(found["forecast"]["memory_gb_per_s"], rates["own_gb_per_s"], "{found:#}");
+    assert_eq!(found["forecast"]["gpu"]["bus_gb_per_s"], rates["host_gb_per_s"], "{found:#}");
     let text = finish(&mut on_stub(&[], &["--doctor"]).unwrap()).ok().text();
+    assert!(text.contains(" t/s with every expert in GPU memory"), "{text}");
     assert!(text.contains("GPU rates     kernels read ") && text.contains("of the GPU's own (Stub GPU 0)"), "{text}");
     let text = finish(&mut on_stub(&[("STUB_MAP", "801")], &["--doctor"]).unwrap()).ok().text();
     assert!(text.contains("GPU rates     not measured: ") && text.contains("CUDA_ERROR_NOT_SUPPORTED"), "{text}");

@@ -100,6 +100,22 @@ fn a_conversation_outlives_a_failure_that_does_not_last() {
     }
 }
 
+/// Reads that fail while kernels stand at a closed gate: nobody is left waiting.
+#[test]
+fn a_drive_that_fails_in_the_middle_of_a_token_ends_it() {
+    let model = scratch("faults-drive").join("live.gguf");
+    for more in [&[][..], &["--lookahead", "both"], &["--no-graph"], &["--io", "pread"]] {
+        std::fs::copy(b(), &model).unwrap();
+        let args = ["-p", "hello", "-n", "30000", "-c", "32768", "--backend", "cuda", "--ssd-streaming"];
+        let Some(mut command) = on_stub_with(&model, &[], &args) else { return };
+        let live = Live::start(command.args(["--host-cache", "11", "--gpu-cache", "11"]).args(more));
+        live.wait_for_output(20);
+        let file = std::fs::File::options().write(true).open(&model).unwrap();
+        file.set_len(std::fs::metadata(&model).unwrap().len() / 4).unwrap();
+        live.end().failed_late(1, &["live.gguf", "changed while in use", "restart with the file in place"]);
+    }
+}
+
 #[test]
 fn slots_beyond_all_numbers_are_refused_with_numbers() {
     for slots in [u64::MAX.to_string(), (u64::MAX / 4096).to_string()] {

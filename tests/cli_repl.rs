@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use cli_rig::{Live, command, finish, json, names_in, scratch};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 fn session(model: &std::path::Path, args: &[&str]) -> Live {
     let mut live = Live::start(command().arg("-m").arg(model).args(args));
@@ -120,15 +120,16 @@ fn termination_ends_the_session_in_the_middle_of_an_answer() {
 }
 
 /// `ds4 -m b.gguf` with `args` on a terminal, in a home of its own, and what it says on stderr; `None` with a notice where nothing gives it one.
-fn on_terminal(name: &str, home: &str, args: &str) -> Option<(Live, impl Fn(&str, usize))> {
-    let (program, log) = (command().get_program().to_owned(), scratch(name).join("stderr"));
-    let line = format!("exec '{}' -m '{}' {args} 2>'{}'", program.display(), b().display(), log.display());
+fn on_terminal(name: &str, (term, home): (&str, &str), args: &str) -> Option<(Live, impl Fn(&str, usize))> {
+    let (program, place) = (command().get_program().to_owned(), scratch(name));
+    let log = place.join("stderr");
+    let run = format!("exec '{}' -m '{}' {args} 2>'{}'", program.display(), b().display(), log.display());
+    let line = format!("echo $$ > '{}'; {run}", place.join("pid").display());
     let Ok(found) = Command::new("script").arg("--version").output() else {
         println!("notice: no program script here, which would give ds4 a terminal");
         return None;
     };
     assert!(found.status.success());
-    let folder = log.parent().unwrap().to_owned();
     let said = move |part: &str, times: usize| {
         let deadline = Instant::now() + Duration::from_secs(60);
         while std::fs::read_to_string(&log).unwrap_or_default().matches(part).count() < times {
@@ -137,7 +138,7 @@ fn on_terminal(name: &str, home: &str, args: &str) -> Option<(Live, impl Fn(&str
         }
     };
     let mut script = Command::new("script");
-    script.args(["-qefc", &line, "/dev/null"]).env("TERM", "xterm").env("HOME", home).current_dir(folder);
+    script.args(["-qefc", &line, "/dev/null"]).env("TERM", term).env("HOME", home).current_dir(place);
     let live = Live::start(&mut script);
     said("type a message", 1);
     // Lets the editor take the terminal before keys are pressed.
@@ -150,7 +151,7 @@ fn on_terminal(name: &str, home: &str, args: &str) -> Option<(Live, impl Fn(&str
 fn ctrl_c_on_a_terminal_stops_the_answer_and_the_session_goes_on() {
     let slow = "--temp 1 --seed 3 --quality --simd scalar -t 1 -c 4096";
     let home = scratch("terminal-home");
-    let Some((mut live, said)) = on_terminal("terminal", home.to_str().unwrap(), slow) else { return };
+    let Some((mut live, said)) = on_terminal("terminal", ("xterm", home.to_str().unwrap()), slow) else { return };
     for turn in 1..=2 {
         let before = live.written();
         live.type_bytes(b"hello there\r");
@@ -168,7 +169,7 @@ fn ctrl_c_on_a_terminal_stops_the_answer_and_the_session_goes_on() {
 /// Lines and the beginning of one that come together, from hasty fingers or a paste that is not marked as one.
 #[test]
 fn what_was_typed_ahead_is_not_lost() {
-    let Some((mut live, said)) = on_terminal("ahead", "", "-n 4 -c 256") else { return };
+    let Some((mut live, said)) = on_terminal("ahead", ("xterm", ""), "-n 4 -c 256") else { return };
     live.type_bytes(b"hello there\r/rewind\rand th");
     said("questions left: 0", 1);
     live.type_bytes(b"en\r/rewind\r/nothink\r/qu");
@@ -179,7 +180,34 @@ fn what_was_typed_ahead_is_not_lost() {
     assert_eq!(ran.code, Some(0));
     assert!(ran.text().contains("and then"), "{:?}", ran.text());
     // A home that is nowhere gets no history, and neither does the place where the program was started.
-    assert_eq!(names_in(&folder().join("ahead")), ["stderr"]);
+    assert_eq!(names_in(&folder().join("ahead")), ["pid", "stderr"]);
+}
+
+/// Nobody is at the keyboard: what comes is a signal, once.
+#[test]
+fn termination_ends_a_session_that_waits_on_a_terminal() {
+    // The last one writes its answers to a file, where nothing else belongs.
+    let xterm = [(Signal::TERM, ""), (Signal::HUP, ""), (Signal::TERM, ">answers")];
+    let cases = xterm.map(|(signal, to)| ("xterm", signal, to)).into_iter().chain([("dumb", Signal::TERM, "")]);
+    for (turn, (term, signal, to)) in cases.enumerate() {
+        let name = format!("ended-{turn}");
+        let args = format!("-n 4 -c 256 --save-session saved {to}");
+        let Some((mut live, said)) = on_terminal(&name, (term, ""), &args) else { return };
+        live.type_bytes(b"hello there\r");
+        said("generation: ", 1);
+        std::thread::sleep(Duration::from_millis(200));
+        let place = folder().join(&name);
+        let pid = std::fs::read_to_string(place.join("pid")).unwrap().trim().parse().unwrap();
+        kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+        assert_eq!(live.end().code, Some(1), "{name}");
+        said("ds4: interrupted", 1);
+        assert!(place.join("saved").exists(), "{name}: the session is saved");
+        if !to.is_empty() {
+            let answers = std::fs::read_to_string(place.join("answers")).unwrap();
+            let is_clean = !answers.contains(['\x1b', '>']) && !answers.contains("hello there");
+            assert!(is_clean && answers.ends_with('\n'), "{answers:?}");
+        }
+    }
 }
 
 #[test]

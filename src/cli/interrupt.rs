@@ -4,12 +4,18 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::session::timeline::StopAsked;
+
+/// How often, and how many times, it is looked whether a wait for a line has ended that was to end.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+const LOOKS_MAX: u32 = 1000;
 
 /// Shared view of "somebody asked us to stop".
 #[derive(Clone, Debug)]
@@ -42,7 +48,7 @@ impl Interrupt {
         }
         let this = Self { asked, waiting, terminated };
         let shared = this.clone();
-        std::thread::Builder::new().name("ds4-signals".into()).spawn(move || {
+        thread::Builder::new().name("ds4-signals".into()).spawn(move || {
             for _ in ends.forever() {
                 shared.terminate();
             }
@@ -54,6 +60,18 @@ impl Interrupt {
         self.terminated.store(true, Ordering::Relaxed);
         if !self.waiting.load(Ordering::Relaxed) || kill_process(getpid(), Signal::INT).is_err() {
             self.asked.store(true, Ordering::Relaxed);
+            return;
+        }
+        // The line editor takes a note of SIGINT, and looks at it when its read ends early. Only SIGWINCH does that to a read: signals that pass
+        // through our handlers restart it. The note must be there before, and the read may not have begun yet.
+        for _ in 0..LOOKS_MAX {
+            if !self.waiting.load(Ordering::Relaxed) {
+                return;
+            }
+            if self.is_set() {
+                let _ = kill_process(getpid(), Signal::WINCH);
+            }
+            thread::sleep(LOOK_EVERY);
         }
     }
 

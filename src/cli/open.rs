@@ -186,6 +186,9 @@ pub fn open(options: &EngineOptions, interrupt: &Interrupt) -> Result<Engine, Cl
         // Several threads load: whoever holds the lock speaks for all of them.
         let mut meters = meters.lock().expect("no progress call panics");
         if interrupt.is_set() {
+            // Nothing is dropped by an exit.
+            meters.0.clear();
+            meters.1.clear();
             note("interrupted");
             std::process::exit(1);
         }

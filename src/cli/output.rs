@@ -3,7 +3,7 @@
 //! Surprising fact: a reader of stdout that goes away ends the program quietly with code 0, since `ds4 | head` is a wish, not an error; a
 //! stdout that was closed from the start is one.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 use crate::sys::stdout_was_closed;
 
@@ -33,6 +33,15 @@ pub fn bytes(text: &[u8]) -> io::Result<()> {
 /// As [`answer`].
 pub fn line(text: &str) -> io::Result<()> {
     answer(&format!("{text}\n"))
+}
+
+/// Asks a user who can see it for a line.
+pub fn prompt(text: &str) {
+    let mut err = io::stderr().lock();
+    if !err.is_terminal() {
+        return;
+    }
+    let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());
 }
 
 /// Tells the user something, every line under the program's name.

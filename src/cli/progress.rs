@@ -47,12 +47,18 @@ impl Meter {
             bar.set_position(done);
             if done >= total {
                 // The line belongs to the answer now.
-                bar.finish_and_clear();
-                self.bar = None;
+                self.clear();
             }
         } else if self.shown.is_none_or(|shown| now - shown >= PLAIN_EVERY) {
             self.shown = Some(now);
             note(&format!("{}: {} of {}", self.label, self.amount(done), self.amount(total)));
+        }
+    }
+
+    /// Takes a bar away, for words that follow.
+    pub fn clear(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
         }
     }
 
@@ -66,9 +72,7 @@ impl Meter {
 
 impl Drop for Meter {
     fn drop(&mut self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
+        self.clear();
     }
 }
 

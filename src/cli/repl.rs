@@ -31,6 +31,7 @@ use crate::text::chat::{Message, Role};
 
 /// Lines in a row that may be no text before the terminal is given up.
 const UNREADABLE_MAX: u32 = 100;
+const PROMPT: &str = "> ";
 /// Lines of history kept.
 const HISTORY_MAX: usize = 1000;
 
@@ -94,7 +95,7 @@ pub fn run(
                 }
             }
             // At the prompt there is nothing to stop: Ctrl-C clears the line.
-            Err(ReadlineError::Interrupted) => interrupt.clear(),
+            Err(ReadlineError::Interrupted | ReadlineError::Signal(_)) => interrupt.clear(),
             Err(ReadlineError::Eof) => break,
             Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData && unreadable < UNREADABLE_MAX => {
                 unreadable += 1;
@@ -119,21 +120,24 @@ pub fn run(
         return Err(error);
     }
     // A person has seen the errors; a script sees the code.
-    match (interrupt.is_terminated(), has_failed && piped.is_some()) {
+    match (interrupt.is_terminated(), has_failed && !std::io::stdin().is_terminal()) {
         (true, _) => Err(CliError::failed("interrupted")),
         (false, true) => Err(CliError::failed("a line of the input failed; its error is above")),
         (false, false) => Ok(()),
     }
 }
 
-/// The next line: edited on a terminal, else as it comes.
+/// The next line: edited where that can be done, else as it comes.
 fn next_line(
     editor: &mut DefaultEditor,
     piped: Option<&mut PipedLines>,
     interrupt: &Interrupt,
 ) -> Result<String, ReadlineError> {
+    if piped.is_some() && std::io::stdin().is_terminal() {
+        output::prompt(PROMPT);
+    }
     match piped {
-        None => editor.readline("> "),
+        None => editor.readline(PROMPT),
         Some(lines) => match lines.next(&|| interrupt.is_set() || interrupt.is_terminated()) {
             Ok(line) => line.ok_or(ReadlineError::Eof),
             Err(error) if error.kind() == ErrorKind::Interrupted => Err(ReadlineError::Interrupted),
@@ -142,10 +146,18 @@ fn next_line(
     }
 }
 
-/// The lines of a stdin that is no terminal.
+/// Whether the line editor has what it takes, a terminal on both sides that it knows. It would wait elsewhere without an end, whatever signal comes,
+/// and write what it shows of a line to the file that answers go to.
+fn is_editable() -> bool {
+    let plain = ["dumb", "cons25", "emacs"];
+    let is_plain = std::env::var("TERM").is_ok_and(|term| plain.iter().any(|name| term.eq_ignore_ascii_case(name)));
+    std::io::stdin().is_terminal() && std::io::stdout().is_terminal() && !is_plain
+}
+
+/// The lines of a stdin that cannot be edited.
 fn piped() -> Result<Option<PipedLines>, CliError> {
     let stdin = std::io::stdin();
-    let lines = (!stdin.is_terminal()).then(|| PipedLines::new(&stdin, input::TEXT_BYTES_MAX as usize));
+    let lines = (!is_editable()).then(|| PipedLines::new(&stdin, input::TEXT_BYTES_MAX as usize));
     lines.transpose().map_err(|e| CliError::failed(format!("cannot read the input: {e}")))
 }
 

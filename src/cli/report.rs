@@ -57,12 +57,13 @@ pub fn lines(stats: &RunStats) -> Vec<String> {
     lines
 }
 
-/// What a GPU did for `tokens` tokens, of whose experts `drive` were read from the drive.
+/// What a GPU did for `tokens` tokens of prompts and answers, of whose experts `drive` were read from the drive.
 fn graphics(gpu: &GpuStats, tokens: u64, drive: u64) -> Vec<String> {
     let uses = gpu.expert_hits + gpu.expert_misses;
     let percent = |part: u64| 100.0 * part as f64 / uses.max(1) as f64;
+    let a_position = |count: u64| count as f64 / tokens.max(1) as f64;
     let done = format!(
-        "{}: {} expert slots ({}), {} hits, {} misses, {} evictions, {} uploaded (experts at {:.1} GB/s), {} launches, {} graphs and {} waits a token, \
+        "{}: {} expert slots ({}), {} hits, {} misses, {} evictions, {} uploaded (experts at {:.1} GB/s), {:.1} launches, {:.1} graphs and {:.1} waits a position, \
          {} tokens chosen by it, {} that found their experts without the host, {} of {} attentions on tensor cores (sums: {})",
         gpu.name,
         gpu.cache_slots,
@@ -72,9 +73,9 @@ fn graphics(gpu: &GpuStats, tokens: u64, drive: u64) -> Vec<String> {
         gpu.evictions,
         Bytes(gpu.upload_bytes),
         gpu.upload_gb_per_s,
-        gpu.launches / tokens.max(1),
-        gpu.graphs / tokens.max(1),
-        gpu.waits / tokens.max(1),
+        a_position(gpu.launches),
+        a_position(gpu.graphs),
+        a_position(gpu.waits),
         gpu.chosen_tokens,
         gpu.found_rows,
         gpu.tensor_attentions,
@@ -229,7 +230,7 @@ mod tests {
             done.starts_with("card: 7 expert slots (7.00 MiB), 60 hits, 40 misses, 33 evictions, 3.00 GiB"),
             "{done}"
         );
-        let end = "100 launches, 7 graphs and 5 waits a token, 8 tokens chosen by it, 9 that found their experts without the host, \
+        let end = "100.0 launches, 7.0 graphs and 5.0 waits a position, 8 tokens chosen by it, 9 that found their experts without the host, \
                    30 of 40 attentions on tensor cores (sums: fast)";
         assert!(done.ends_with(end), "{done}");
         assert_eq!(

@@ -11,7 +11,7 @@ use crate::backend::cpu::memory_rate::read_gb_per_s;
 use crate::backend::cpu::pool::Pool;
 use crate::backend::cpu::simd::SimdLevel;
 use crate::engine::device::{self, GpuRates};
-use crate::engine::forecast::Forecast;
+use crate::engine::forecast::{Forecast, GpuTier};
 use crate::engine::options::EngineOptions;
 use crate::engine::prepare::{Prepared, prepare};
 use crate::storage::gguf::GgufFile;
@@ -143,10 +143,17 @@ pub fn examine(options: &EngineOptions) -> Diagnosis {
         Ok(rates) => machine.gpu_rates = Some(rates),
         Err(why) => machine.gpu_not_measured = Some(why),
     }
-    let forecast = prepared
-        .as_ref()
-        .ok()
-        .map(|prepared| Forecast::of(prepared).with_drive(drive.rates.as_ref()).with_memory(machine.memory_gb_per_s));
+    let forecast = prepared.as_ref().ok().map(|prepared| {
+        let forecast = Forecast::of(prepared).with_drive(drive.rates.as_ref());
+        match &machine.gpu_rates {
+            // How many slots there is room for shows when weights are loaded; what its kernels read of the host's memory is about what copies get.
+            Some(gpu) => forecast.with_gpu(
+                Some(gpu.own_gb_per_s),
+                GpuTier { slots: forecast.experts_total, bus_gb_per_s: Some(gpu.host_gb_per_s) },
+            ),
+            None => forecast.with_memory(machine.memory_gb_per_s),
+        }
+    });
     let bounds = match (&prepared, &forecast) {
         (Ok(prepared), Some(forecast)) => bounds(prepared, forecast, &streamed),
         _ => Vec::new(),

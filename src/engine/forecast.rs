@@ -7,7 +7,6 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::engine::prepare::Prepared;
-use crate::engine::stats::GpuStats;
 use crate::storage::probe::DriveRates;
 use crate::units::Bytes;
 
@@ -137,11 +136,10 @@ impl Forecast {
         Self { memory_gb_per_s: gb_per_s, ..self }
     }
 
-    /// With a GPU, which reads weights from memory of its own.
+    /// With a GPU, whose kernels read `own_gb_per_s` of its own memory.
     #[must_use]
-    pub fn with_gpu(self, gpu: &GpuStats) -> Self {
-        let tier = GpuTier { slots: gpu.cache_slots, bus_gb_per_s: Some(gpu.bus_gb_per_s).filter(|rate| *rate > 0.0) };
-        Self { memory_gb_per_s: gpu.own_read_gb_per_s, gpu: Some(tier), ..self }
+    pub fn with_gpu(self, own_gb_per_s: Option<f64>, tier: GpuTier) -> Self {
+        Self { memory_gb_per_s: own_gb_per_s, gpu: Some(tier), ..self }
     }
 
     /// With or without lookahead.

@@ -252,7 +252,7 @@ impl Engine {
         };
         let placed = seat.place((experts, arena), options, &prepared, &routes)?;
         let forecast = forecast.with_lookahead(lookahead.is_some());
-        let forecast = placed.gpu_stats().map_or(forecast, |gpu| forecast.with_gpu(&gpu));
+        let forecast = placed.gpu_stats().map_or(forecast, |gpu| forecast.with_gpu(gpu.own_read_gb_per_s, gpu.tier()));
         let times = placed.take_times().map(|clock| Arc::new(TokenTimer::new(clock, drive_wait(&cache, &prepared))));
         Ok(Self {
             prepared,

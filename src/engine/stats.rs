@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::engine::Engine;
 use crate::engine::achieved::{Achieved, DecodeSums};
 use crate::engine::advice::Advice;
-use crate::engine::forecast::Forecast;
+use crate::engine::forecast::{Forecast, GpuTier};
 use crate::engine::known::KnownStats;
 use crate::engine::lookahead::LookaheadStats;
 use crate::engine::token_time::TokenTime;
@@ -102,6 +102,13 @@ pub struct GpuStats {
     pub upload_gb_per_s: f64,
     /// What the bus gave at the start, when nothing else used it, in the same unit; 0 where that was not measured.
     pub bus_gb_per_s: f64,
+}
+
+impl GpuStats {
+    /// What of it bounds a token.
+    pub fn tier(&self) -> GpuTier {
+        GpuTier { slots: self.cache_slots, bus_gb_per_s: Some(self.bus_gb_per_s).filter(|rate| *rate > 0.0) }
+    }
 }
 
 /// One run in numbers. Field names are part of the `--stats-json` format.

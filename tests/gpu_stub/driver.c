@@ -3,6 +3,7 @@
  * Never waits (queues.h). Surprising facts: the same text is built as libcuda.so and, with NVRTC defined, as libnvrtc.so; the few kernels that say
  * which experts are used, and where they lie, do that when their turn comes, so a gate that nobody opens is an error and no hang. */
 #define _POSIX_C_SOURCE 200809L
+#include <malloc.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -32,7 +33,10 @@ const char *nvrtcGetErrorString(int error) { (void)error; return "stub"; }
 #else
 /* The error of every call since a kernel failed. */
 static int lost;
-static long taken;
+/* Bytes of the device: all, given out, and the most of them. STUB_FREE are those that nobody else has. */
+#define ALL_BYTES ((size_t)8 << 30)
+static long taken, most;
+static long room_bytes(void) { return told("STUB_FREE", (long)ALL_BYTES); }
 static char place;
 
 /* What the call `name`, the next one, returns. */
@@ -82,10 +86,10 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
     long capability = told("STUB_CAPABILITY", 90);
     DOES(*value = attribute == 75 ? (int)capability / 10 : attribute == 76 ? (int)capability % 10 : attribute == 18 ? (int)told("STUB_INTEGRATED", 0) : attribute == 16 ? 132 : attribute == 97 ? 227 << 10 : 1);
 }
-int cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; DOES(*bytes = (size_t)8 << 30); }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; DOES(*bytes = ALL_BYTES); }
 int cuDevicePrimaryCtxRetain(void **context, int device) { (void)device; DOES(*context = &place; error = (int)told("STUB_RETAIN", 0)); }
 int cuMemGetInfo_v2(size_t *room, size_t *all) {
-    DOES(*all = (size_t)8 << 30; *room = (size_t)told("STUB_FREE", (long)*all));
+    DOES(*all = ALL_BYTES; *room = (size_t)(room_bytes() > taken ? room_bytes() - taken : 0));
 }
 
 int cuModuleLoadData(void **module, const char *image) {
@@ -155,10 +159,29 @@ static int may_run(const struct op *op) {
     return gate == (uint32_t)op->params[2] || stop == (uint32_t)op->params[2];
 }
 
+/* The first bytes of a matrix are kept where it is arranged, so that its place can be told from others. */
+enum { MARK = 16, MARKS_MAX = 1 << 16 };
+static void arrange(void *const *params) {
+    if (!*(const uint64_t *)params[2]) memcpy(AT(1, void), AT(0, void), MARK);
+}
+
+/* Whether the expert of a table's entry has a slot with the bytes that it had the first time. */
+static int is_itself(const uint64_t *entry) {
+    static struct { const uint64_t *entry; char mark[MARK]; } known[MARKS_MAX];
+    if (!*entry) return 0;
+    size_t i = ((uintptr_t)entry >> 3) % MARKS_MAX;
+    while (known[i].entry && known[i].entry != entry) i = (i + 1) % MARKS_MAX;
+    if (!known[i].entry) {
+        known[i].entry = entry;
+        memcpy(known[i].mark, (const void *)*entry, MARK);
+    }
+    return !memcmp(known[i].mark, (const void *)*entry, MARK);
+}
+
 static void await_experts(void *const *params) {
-    /* Behind an open gate every expert has a slot: else the kernels behind it would read at address 0. */
+    /* Behind an open gate every expert has a slot that is its own: else the kernels behind it would read what is not there, or another one. */
     for (int i = 0; i < VALUE(6) && *AT(0, uint32_t) == (uint32_t)VALUE(2); i++) {
-        if (!AT(3, uint64_t)[AT(4, int)[i]]) lost = 700;
+        if (!is_itself(&AT(3, uint64_t)[AT(4, int)[i]])) lost = 700;
     }
     AT(7, uint64_t)[1] = AT(7, uint64_t)[2] = now();
 }
@@ -170,6 +193,7 @@ static void run_kernel(const struct op *op) {
     if (!strcmp(op->name, "resolve_experts")) resolve_experts(params);
     if (!strcmp(op->name, "tell_guess")) tell_guess(params);
     if (!strcmp(op->name, "await_experts")) await_experts(params);
+    if (!strncmp(op->name, "arrange_", 8)) arrange(params);
     if (!strcmp(op->name, "stamp_clock")) *AT(0, uint64_t) = now();
     if (!strcmp(op->name, "open_gate")) {
         params[0] = (void *)op->block;
@@ -228,11 +252,17 @@ int cuEventElapsedTime_v2(float *ms, const struct event *from, const struct even
 int cuMemAlloc_v2(uint64_t *at, size_t bytes) {
     DOES(
         error = wait_for(0, 1);
-        if (!error && (taken += (long)bytes) > told("STUB_ALLOC", 1L << 40)) error = 2;
-        if (!error && !(*at = (uint64_t)(uintptr_t)calloc(1, bytes))) error = 2;
+        void *made = error ? 0 : calloc(1, bytes);
+        if (!error && (!made || taken + (long)malloc_usable_size(made) > told("STUB_ALLOC", room_bytes()))) error = 2;
+        if (error) free(made);
+        else *at = (uint64_t)(uintptr_t)made;
+        if (!error && (taken += (long)malloc_usable_size(made)) > most) most = taken;
     );
 }
-int cuMemFree_v2(uint64_t at) { DOES(error = wait_for(0, 1); if (!error) free((void *)(uintptr_t)at)); }
+int cuMemFree_v2(uint64_t at) {
+    void *made = (void *)(uintptr_t)at;
+    DOES(error = wait_for(0, 1); if (!error) taken -= (long)malloc_usable_size(made); if (!error) free(made));
+}
 int cuMemHostAlloc(void **at, size_t bytes, unsigned flags) { (void)flags; DOES(*at = calloc(1, bytes); pin(*at, bytes)); }
 int cuMemFreeHost(void *at) { DOES(unpin(at); free(at)); }
 int cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags) {

@@ -263,10 +263,7 @@ impl Device {
     /// Makes the context that of this thread: needed before anything else on it.
     pub(super) fn bind(&self) -> Result<(), BackendError> {
         if let Some(reason) = self.lost.get() {
-            return Err(BackendError::DeviceLost {
-                backend: "cuda",
-                reason: format!("the GPU was lost before: {reason}"),
-            });
+            return Err(BackendError::DeviceLost { backend: "cuda", reason: format!("the GPU is lost: {reason}") });
         }
         self.check("binding the device to a thread", self.context.bind_to_thread())
     }

@@ -1,8 +1,8 @@
 //! `ds4-cache top`: a running process's cache, live: slots by state, hit rate, reads, and maps of use and presence.
 //! Owns the loop and the keys; the picture is `top_frame`'s. Never touches the process: it only reads its snapshot file.
-//! Surprising fact: a process that was killed leaves its last record behind, so the age of the news is shown.
+//! A signal ends it as a key does, with the terminal as it was. Surprising fact: a process that was killed leaves its last record behind, so the age of the news is shown.
 
-use std::io::IsTerminal;
+use std::io::{ErrorKind, IsTerminal};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use ratatui::widgets::Paragraph;
 
 use super::top_frame::{frame, plain};
 use crate::cli::CliError;
+use crate::cli::interrupt::Interrupt;
 use crate::obs::snapshot::Snapshot;
 
 /// Pause between two looks at the file: a process writes one as often.
@@ -44,28 +45,44 @@ pub fn run(args: &TopArgs) -> Result<String, CliError> {
     if !std::io::stdout().is_terminal() {
         return Err(CliError::usage("the live view needs a terminal; --once prints one frame"));
     }
-    let mut terminal = ratatui::init();
-    let shown = watch(args, &mut terminal, first);
+    let failed = |e| CliError::failed(format!("the terminal failed: {e}"));
+    let interrupt = Interrupt::listen().map_err(failed)?;
+    let mut terminal = ratatui::try_init().map_err(failed)?;
+    let shown = watch(args, &mut terminal, first, &interrupt);
     ratatui::restore();
-    shown.map(|()| String::new()).map_err(|e| CliError::failed(format!("the terminal failed: {e}")))
+    shown.map_err(failed)?;
+    // Keys are no signals here.
+    if interrupt.is_set() { Err(CliError::failed("interrupted")) } else { Ok(String::new()) }
 }
 
-fn watch(args: &TopArgs, terminal: &mut ratatui::DefaultTerminal, mut snapshot: Snapshot) -> std::io::Result<()> {
+/// Whether a key was pressed that ends the view.
+fn is_left() -> std::io::Result<bool> {
+    if !event::poll(EVERY)? {
+        return Ok(false);
+    }
+    let Event::Key(key) = event::read()? else { return Ok(false) };
+    let is_interrupt = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
+    Ok(is_interrupt || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc))
+}
+
+fn watch(
+    args: &TopArgs,
+    terminal: &mut ratatui::DefaultTerminal,
+    mut snapshot: Snapshot,
+    interrupt: &Interrupt,
+) -> std::io::Result<()> {
     let (mut news, mut trouble) = (Instant::now(), None);
-    loop {
+    while !interrupt.is_set() {
         terminal.draw(|f| {
             let area = f.area();
             let mut lines = frame(&snapshot, area.width, area.height.saturating_sub(1));
             lines.push(Line::from(footer(&snapshot, news.elapsed(), trouble.as_deref())));
             f.render_widget(Paragraph::new(lines), area);
         })?;
-        if event::poll(EVERY)?
-            && let Event::Key(key) = event::read()?
-        {
-            let is_interrupt = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
-            if is_interrupt || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc) {
-                return Ok(());
-            }
+        match is_left() {
+            Ok(true) => return Ok(()),
+            Err(error) if error.kind() != ErrorKind::Interrupted => return Err(error),
+            Ok(false) | Err(_) => {}
         }
         match Snapshot::read(&args.file) {
             Ok(next) => {
@@ -77,6 +94,7 @@ fn watch(args: &TopArgs, terminal: &mut ratatui::DefaultTerminal, mut snapshot: 
             Err(error) => trouble = Some(error.to_string()),
         }
     }
+    Ok(())
 }
 
 fn footer(snapshot: &Snapshot, age: Duration, trouble: Option<&str>) -> String {
