@@ -11,36 +11,12 @@ typedef unsigned long long u64;
 typedef signed char i8;
 typedef short i16;
 
-// Waits until the kernel before this one has ended, and with it all before that one.
-__device__ __forceinline__ void previous_ended_alone() {
+// First thing in every kernel: waits until the kernel before it has ended. The next one may be set up while the last blocks of this one run, and
+// must touch nothing before this returns.
+__device__ __forceinline__ void previous_ended() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-}
-
-// Lets the next kernel be set up beside this one, as soon as all blocks have come here, if there is room for it.
-__device__ __forceinline__ void next_may_begin() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-// First thing in every kernel, but for what follows `setting_up`. The next one waits here for this one to end.
-__device__ __forceinline__ void previous_ended() {
-    previous_ended_alone();
-    next_may_begin();
-}
-
-// First thing in a kernel that does something before `previous_ended`: while others still run it reads what no kernel writes, or has it brought closer.
-__device__ __forceinline__ void setting_up() {}
-
-// Has `bytes` bytes from `from` on brought into the second-level cache, by all threads of a block. What a kernel that runs writes there is seen
-// all the same.
-__device__ __forceinline__ void bring(const void *from, size_t bytes) {
-    const u8 *end = (const u8 *)from + bytes;
-    for (const u8 *at = (const u8 *)((u64)from & ~127ull) + threadIdx.x * 128; at < end; at += blockDim.x * 128) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-    }
 }
 
 // Lanes of a sum in the CPU ops: value i is added to lane i % 16.

@@ -67,11 +67,9 @@ extern "C" __global__ void __launch_bounds__(32) tell_guess(const int *ids, u32 
 extern "C" __global__ void __launch_bounds__(32) await_experts(
     const u32 *gate, const u32 *stop, u32 pass, const u64 *table, const int *sorted, u64 *slots, int k, u64 *times
 ) {
-    previous_ended_alone();
+    previous_ended();
     u64 looked = clock_ns();
     bool is_open = true;
-    // Kernels that bring experts must find room while this one waits for them: what follows is set up only if nobody does.
-    if (look(gate) == pass) next_may_begin();
     for (int looks = 1; look(gate) != pass; looks++) {
         if (looks % LOOKS == 0 && look(stop) == pass) {
             is_open = false;

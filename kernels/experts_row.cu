@@ -25,8 +25,9 @@ __device__ __forceinline__ float clamped(float value, float limit) {
 // mid: [experts, width]. Grid (width / (DOT_ROWS / 2), experts).
 template <int T>
 __device__ void gate_up(
-    const Matrices &gates, const Matrices &ups, const u64 *slots, u64 up_at, const Iq2Tables *tables, Acts acts, float *mid, int width, int hidden, float limit
+    const Matrices &gates, const Matrices &ups, const u64 *slots, u64 up_at, Acts acts, float *mid, int width, int hidden, float limit
 ) {
+    const Iq2Tables *tables = tables_for<T>();
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, e = blockIdx.y;
     int o = blockIdx.x * (DOT_ROWS<T> / 2) + warp * (16 / ROW_THREADS<T>) + lane % 16 / ROW_THREADS<T>;
     const u8 *first = matrix_of(gates, slots, 0, e), *second = matrix_of(ups, slots, up_at, e), *w = lane >= 16 ? second : first;
@@ -48,8 +49,9 @@ struct Places {
 // Activations: [experts, width]; outputs: [places, hidden]. Grid (hidden / (DOWN_THREADS / ROW_THREADS), experts).
 template <int T>
 __device__ void down(
-    const Matrices &downs, const Places &places, const u64 *slots, u64 down_at, const Iq2Tables *tables, Acts acts, float *outputs, int width, int hidden
+    const Matrices &downs, const Places &places, const u64 *slots, u64 down_at, Acts acts, float *outputs, int width, int hidden
 ) {
+    const Iq2Tables *tables = tables_for<T>();
     int o = (blockIdx.x * DOWN_THREADS<T> + threadIdx.x) / ROW_THREADS<T>, e = blockIdx.y;
     size_t act = e;
     float sum;
@@ -64,19 +66,15 @@ __device__ void down(
         const __grid_constant__ Matrices gates, const __grid_constant__ Matrices ups, const u64 *slots, u64 up_at, \
         const i8 *codes, const float *scales, const i16 *sums, float *mid, int width, int hidden, float limit \
     ) { \
-        setting_up(); \
-        const Iq2Tables *tables = tables_for<type>(); \
         previous_ended(); \
-        gate_up<type>(gates, ups, slots, up_at, tables, Acts{codes, scales, sums}, mid, width, hidden, limit); \
+        gate_up<type>(gates, ups, slots, up_at, Acts{codes, scales, sums}, mid, width, hidden, limit); \
     } \
     extern "C" __global__ void __launch_bounds__(DOWN_THREADS<type>, DOT_BLOCKS<type, 1>) experts_down_##name( \
         const __grid_constant__ Matrices downs, const __grid_constant__ Places places, const u64 *slots, u64 down_at, \
         const i8 *codes, const float *scales, const i16 *sums, float *outputs, int width, int hidden \
     ) { \
-        setting_up(); \
-        const Iq2Tables *tables = tables_for<type>(); \
         previous_ended(); \
-        down<type>(downs, places, slots, down_at, tables, Acts{codes, scales, sums}, outputs, width, hidden); \
+        down<type>(downs, places, slots, down_at, Acts{codes, scales, sums}, outputs, width, hidden); \
     }
 EXPERTS(q8_0, Q8_0)
 EXPERTS(q2_k, Q2_K)

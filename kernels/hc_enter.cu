@@ -162,8 +162,6 @@ __device__ void enter(
 extern "C" __global__ void __launch_bounds__(SUM_THREADS, 1) hc_input(
     const float *streams, const float *weights, const float *norm, float *out, int n, int hidden, float eps
 ) {
-    setting_up();
-    bring(norm, (size_t)hidden * 4);
     previous_ended();
     __shared__ __align__(16) float tiles[2 * SUM_ROOM];
     if (n == 4 && hidden <= SUM_TILE) {

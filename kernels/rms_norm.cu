@@ -6,8 +6,6 @@
 extern "C" __global__ void __launch_bounds__(SUM_THREADS, 2) rms_norm(
     const float *x, const float *__restrict__ weight, float *__restrict__ out, int width, float eps
 ) {
-    setting_up();
-    bring(weight, (size_t)width * 4);
     previous_ended();
     __shared__ __align__(16) float tiles[2 * SUM_ROOM];
     const float *row = x + (size_t)blockIdx.x * width;

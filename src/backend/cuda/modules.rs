@@ -173,18 +173,14 @@ fn kernel_names(text: &str) -> Vec<String> {
     super::kernel_names::of(text)
 }
 
-/// Whether every kernel of a text begins with `previous_ended()`, or has it behind a `setting_up()`.
+/// Whether every kernel of a text begins with `previous_ended()`.
 fn all_wait(text: &str) -> bool {
     let mut bodies = text.split("__global__").skip(1);
-    let waits = |body: &str| {
+    let begins = |body: &str| {
         let inside = body.split_once('{').map_or("", |(_, inside)| inside);
-        // What comes first in a function, comments aside.
-        let lines = inside.lines().map(|line| line.trim_end_matches('\\').trim());
-        let first = lines.clone().find(|line| !line.is_empty() && !line.starts_with("//")).unwrap_or("");
-        let waits = |line: &str| line.starts_with("previous_ended();") || line.starts_with("previous_ended_alone();");
-        waits(first) || (first.starts_with("setting_up();") && lines.skip(1).any(waits))
+        inside.trim_start_matches(|c: char| c.is_whitespace() || c == '\\').starts_with("previous_ended();")
     };
-    bodies.all(waits)
+    bodies.all(begins)
 }
 
 /// The text of `file` as PTX for `capability`, from the cache of an earlier run if there is one.
@@ -277,12 +273,7 @@ mod tests {
         let good = "extern \"C\" __global__ void a(int b) {\n    previous_ended();\n    b++;\n}\n\
             #define K(n) extern \"C\" __global__ void k_##n() { \\\n        previous_ended(); \\\n    }\n";
         assert!(all_wait(good));
-        let with = |body: &str| all_wait(&format!("{good}extern \"C\" __global__ void c() {{\n{body}\n}}"));
-        assert!(!with("    int i = 0;"));
-        assert!(with("    // Why.\n    previous_ended_alone();"));
-        assert!(with("    setting_up();\n    bring(w, 4);\n    previous_ended();"));
-        assert!(!with("    setting_up();\n    bring(w, 4);"));
-        assert!(!with("    bring(w, 4);\n    previous_ended();"));
+        assert!(!all_wait(&format!("{good}extern \"C\" __global__ void c() {{\n    int i = 0;\n}}")));
     }
 
     /// One that does not wait would have to be launched alone, and slows down what is behind it.

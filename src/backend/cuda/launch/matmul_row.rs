@@ -20,10 +20,14 @@ const PAD: usize = 8;
 /// long rows and groups of them, have nobody beside them, and take all that registers allow.
 const AT_ONCE: [usize; 2] = [768, 1024];
 
-/// Whether the kernel exists for `op`.
+/// Weights of a matrix up to which the kernel is the faster way: longer ones hide in the kernels that read along a row what a launch and its rounding take.
+const WEIGHTS_MAX: usize = 48 << 20;
+
+/// Whether the kernel exists for `op` and pays.
 pub(super) fn takes(op: &Matmul<'_, '_, CudaBackend>) -> bool {
     let shape = op.w.shape;
-    shape.ty == QuantType::Q8_0 && op.rows == 1 && (1..=TURNS_MAX * THREADS_MAX * EACH).contains(&shape.cols)
+    let fits = (1..=TURNS_MAX * THREADS_MAX * EACH).contains(&shape.cols);
+    shape.ty == QuantType::Q8_0 && op.rows == 1 && fits && shape.rows * shape.cols <= WEIGHTS_MAX
 }
 
 pub(super) fn matmul_row(device: &Device, op: &Matmul<'_, '_, CudaBackend>, out: &CudaBuf) -> Result<(), BackendError> {
