@@ -41,7 +41,49 @@ template <int T, int EIGHTS> struct ActRows {
     }
     __device__ __forceinline__ const i8 *codes(int i, int b) const { return acts.codes + (u64)(own[i] + b) * Block<T>::VALUES; }
     __device__ __forceinline__ uint2 sums(int i, int b) const { return *(const uint2 *)(acts.sums + (u64)(own[i] + b) * 16 + threadIdx.x % 4 * 4); }
-    __device__ __forceinline__ float scale(int i, int k, int b) const { return acts.scales[pair[i][k] + b]; }
+    // Of rows 2 (lane % 4) and the next.
+    __device__ __forceinline__ float2 scales(int i, int b) const { return make_float2(acts.scales[pair[i][0] + b], acts.scales[pair[i][1] + b]); }
+};
+
+// The same from shared memory, where all threads of a block have put them. What lies behind the last row is anything, and nobody stores what comes of it.
+template <int T, int EIGHTS> struct StagedRows {
+    static constexpr int ROWS = 8 * EIGHTS;
+    // Row lane / 4 of the first eight, and rows 2 (lane % 4) and the next of block 0.
+    const u8 *own_codes, *own_sums;
+    const float *pair_scales;
+    int code_stride, sum_stride, used;
+
+    // Bytes from one row to the next: those that a part of a warp reads at once lie in different banks.
+    static __device__ __forceinline__ int codes_apart(int cols) {
+        return (cols + 127) / 128 * 128 + (T == Q2_K || T == Q3_K ? 64 : T == IQ2_XXS || T == Q6_K ? 16 : 32);
+    }
+    static __device__ __forceinline__ int sums_apart(int cols) { return HAS_MINS<T> ? (cols / 8 + 127) / 128 * 128 + 32 : 0; }
+
+    __device__ __forceinline__ StagedRows(u8 *memory, const Acts &acts, int cols, int first, int count) {
+        constexpr int VALUES = Block<T>::VALUES;
+        int blocks = cols / VALUES, lane = threadIdx.x % 32;
+        count = min(count, ROWS);
+        used = (count + 7) / 8;
+        code_stride = codes_apart(cols);
+        sum_stride = sums_apart(cols);
+        u8 *sums = memory + ROWS * code_stride;
+        float *scales = (float *)(sums + ROWS * sum_stride);
+        for (int row = 0; row < count; row++) {
+            size_t from = (size_t)(first + row) * cols;
+            for (int i = threadIdx.x; i < cols / 16; i += blockDim.x) *(uint4 *)(memory + row * code_stride + 16 * i) = *(const uint4 *)(acts.codes + from + 16 * i);
+            for (int i = threadIdx.x; i < blocks; i += blockDim.x) scales[i * ROWS + row] = acts.scales[from / VALUES + i];
+            if constexpr (HAS_MINS<T>) {
+                for (int i = threadIdx.x; i < cols / 128; i += blockDim.x) *(uint4 *)(sums + row * sum_stride + 16 * i) = *(const uint4 *)(acts.sums + from / 16 + 8 * i);
+            }
+        }
+        __syncthreads();
+        own_codes = memory + lane / 4 * code_stride;
+        own_sums = sums + lane / 4 * sum_stride + lane % 4 * 8;
+        pair_scales = scales + lane % 4 * 2;
+    }
+    __device__ __forceinline__ const i8 *codes(int i, int b) const { return (const i8 *)own_codes + 8 * i * code_stride + b * Block<T>::VALUES; }
+    __device__ __forceinline__ uint2 sums(int i, int b) const { return *(const uint2 *)(own_sums + 8 * i * sum_stride + 32 * b); }
+    __device__ __forceinline__ float2 scales(int i, int b) const { return *(const float2 *)(pair_scales + b * ROWS + 8 * i); }
 };
 
 // What a thread loads of a block of 256 of a weight row.
@@ -248,9 +290,9 @@ template <int N> __device__ __forceinline__ float fold_lanes(const float (&lanes
 }
 
 // Running sums that end in out[i][c]: those of blocks `part`, `part` + SPLIT and so on. c / 2 says which weight row, c % 2 which row of `pair`.
-template <int T, int EIGHTS, int SPLIT>
+template <int T, int EIGHTS, int SPLIT, typename Rows>
 __device__ __forceinline__ void eights_256(
-    const Sixteen &w, int w_rows, int blocks, int part, const ActRows<T, EIGHTS> &rows, const Iq2Tables *tables, float (&out)[EIGHTS][4]
+    const Sixteen &w, int w_rows, int blocks, int part, const Rows &rows, const Iq2Tables *tables, float (&out)[EIGHTS][4]
 ) {
     constexpr int LANES_OWN = 4 / SPLIT;
     int t = threadIdx.x % 4;
@@ -281,7 +323,8 @@ __device__ __forceinline__ void eights_256(
                 int whole[4], mins[4];
                 whole_256<T>(weights, rows.codes(i, b), t, whole);
                 if constexpr (HAS_MINS<T>) whole_minima(weights.minima, rows.sums(i, b), mins);
-                float scales[2] = {rows.scale(i, 0, b), rows.scale(i, 1, b)};
+                float2 both_scales = rows.scales(i, b);
+                float scales[2] = {both_scales.x, both_scales.y};
 #pragma unroll
                 for (int c = 0; c < 4; c++) {
                     float2 factors = weights.factors[c / 2];
@@ -303,9 +346,9 @@ __device__ __forceinline__ void eights_256(
 constexpr int AT_ONCE_32 = 8;
 
 // As `eights_256` for blocks of 32.
-template <int T, int EIGHTS, int SPLIT>
+template <int T, int EIGHTS, int SPLIT, typename Rows>
 __device__ __forceinline__ void eights_32(
-    const Sixteen &w, int w_rows, int blocks, int part, const ActRows<T, EIGHTS> &rows, float (&out)[EIGHTS][4]
+    const Sixteen &w, int w_rows, int blocks, int part, const Rows &rows, float (&out)[EIGHTS][4]
 ) {
     constexpr int LANES_OWN = 8 / SPLIT;
     int t = threadIdx.x % 4;
@@ -349,7 +392,8 @@ __device__ __forceinline__ void eights_32(
                 u32 x[2] = {codes.x, codes.y};
                 int whole[4];
                 multiply_32(whole, a, x, zero);
-                float scales[2] = {rows.scale(i, 0, b), rows.scale(i, 1, b)};
+                float2 both_scales = rows.scales(i, b);
+                float scales[2] = {both_scales.x, both_scales.y};
 #pragma unroll
                 for (int c = 0; c < 4; c++) {
                     float &lane = lanes[i][c][k % LANES_OWN];
@@ -371,9 +415,9 @@ __device__ __forceinline__ void eights_32(
 
 // By all threads of a block of WARPS warps, of which SPLIT neighbours share a product. Returns whether this one has the outputs; what is not `inside`
 // the matrix is not computed.
-template <int T, int EIGHTS, int SPLIT, int WARPS>
+template <int T, int EIGHTS, int SPLIT, int WARPS, typename Rows>
 __device__ __forceinline__ bool eights(
-    const Sixteen &w, int w_rows, int cols, bool inside, const ActRows<T, EIGHTS> &rows, const Iq2Tables *tables, float (&out)[EIGHTS][4]
+    const Sixteen &w, int w_rows, int cols, bool inside, const Rows &rows, const Iq2Tables *tables, float (&out)[EIGHTS][4]
 ) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp % SPLIT;
     if (inside) {
@@ -427,36 +471,55 @@ template <int EIGHTS> struct TakenRows {
     }
 };
 
-// SwiGLU of both first matrices of each expert, [width, cols]: eight rows of each make sixteen. out: [rows of all, width]. Grid (eights of `width` x
-// SPLIT / WARPS, passes over the most rows of an expert, experts).
-template <int T, int EIGHTS, int SPLIT, int WARPS>
-__device__ __forceinline__ void eights_pair(const TileJobs &jobs, const Acts &acts, float *out, int width, int cols, float limit) {
+// IS_PAIR: SwiGLU of both first matrices of each expert, [outputs, cols], of which a warp takes eight rows each. Else the product of its one matrix, sixteen
+// rows a warp. out: [rows of all, outputs]. `rounds` times a block takes what its warps take at once. Dynamic shared memory: tables and `StagedRows`. Grid
+// (eights or sixteens of `outputs` / warps / rounds, passes over the most rows of an expert, experts).
+template <int T, int EIGHTS, bool IS_PAIR>
+__device__ __forceinline__ void eights_experts(const TileJobs &jobs, const Acts &acts, float *out, int outputs, int cols, int rounds, float limit) {
+    constexpr int TILE = IS_PAIR ? 8 : 16;
+    extern __shared__ uint4 eights_memory[];
     TakenRows<EIGHTS> taken(jobs);
     if (taken.count <= 0) return;
-    const Iq2Tables *tables = tables_for<T>();
-    int lane = threadIdx.x % 32, e = blockIdx.z, first = (int)(blockIdx.x * WARPS + threadIdx.x / 32) / SPLIT * 8, o = first + lane / 4;
-    ActRows<T, EIGHTS> rows(acts, cols / Block<T>::VALUES, taken.first, taken.count, 1, 0);
-    float sums[EIGHTS][4] = {};
-    Sixteen w{{jobs.w[2 * e], jobs.w[2 * e + 1]}, {o, o}};
-    if (!eights<T, EIGHTS, SPLIT, WARPS>(w, width, cols, first < width, rows, tables, sums) || o >= width) return;
+    u8 *memory = (u8 *)eights_memory;
+    const Iq2Tables *tables = nullptr;
+    if constexpr (T == IQ2_XXS) {
+        fill_tables(*(Iq2Tables *)memory);
+        tables = (const Iq2Tables *)memory;
+        memory += sizeof(Iq2Tables);
+    }
+    StagedRows<T, EIGHTS> rows(memory, acts, cols, taken.first, taken.count);
+    const u8 *low = jobs.w[IS_PAIR ? 2 * blockIdx.z : blockIdx.z], *high = IS_PAIR ? jobs.w[2 * blockIdx.z + 1] : low;
+    int warps = blockDim.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll 1
+    for (int round = 0; round < rounds; round++) {
+        int o = (int)((blockIdx.x * rounds + round) * warps + threadIdx.x / 32) * TILE + g;
+        if (o - g >= outputs) return;
+        float sums[EIGHTS][4] = {};
+        eights<T, EIGHTS, 1, 1>(Sixteen{{low, high}, {o, IS_PAIR ? o : o + 8}}, outputs, cols, true, rows, tables, sums);
 #pragma unroll
-    for (int i = 0; i < EIGHTS; i++) {
+        for (int i = 0; i < EIGHTS; i++) {
 #pragma unroll
-        for (int c = 0; c < 2; c++) {
-            int row = 8 * i + lane % 4 * 2 + c;
-            float x = fminf(sums[i][c], limit), up = sums[i][c + 2];
-            // As `clamp` on the CPU: NaN stays NaN.
-            up = up < -limit ? -limit : up;
-            up = up > limit ? limit : up;
-            if (row < taken.count) out[(size_t)(taken.first + row) * width + o] = x * sigmoid(x) * up;
+            for (int c = 0; c < (IS_PAIR ? 2 : 4); c++) {
+                int row = 8 * i + 2 * t + c % 2, at = o + c / 2 * 8;
+                if (row >= taken.count || at >= outputs) continue;
+                float value = sums[i][c];
+                if constexpr (IS_PAIR) {
+                    float x = fminf(value, limit), up = sums[i][c + 2];
+                    // As `clamp` on the CPU: NaN stays NaN.
+                    up = up < -limit ? -limit : up;
+                    up = up > limit ? limit : up;
+                    value = x * sigmoid(x) * up;
+                }
+                out[(size_t)(taken.first + row) * outputs + at] = value;
+            }
         }
     }
 }
 
-// One matrix of each expert, [outputs, cols]; out: [rows of all, outputs], of which each of `groups` groups has activations of its own. Grid (sixteens
-// of all groups x SPLIT / WARPS, passes over the most rows of an expert, experts).
+// One matrix, [outputs, cols]; out: [rows, outputs], of which each of `groups` groups has activations of its own. Grid (sixteens of all groups x SPLIT /
+// WARPS, passes over the rows).
 template <int T, int EIGHTS, int SPLIT, int WARPS>
-__device__ __forceinline__ void eights_single(const TileJobs &jobs, const Acts &acts, float *out, int outputs, int cols, int groups) {
+__device__ __forceinline__ void eights_alone(const TileJobs &jobs, const Acts &acts, float *out, int outputs, int cols, int groups) {
     TakenRows<EIGHTS> taken(jobs);
     if (taken.count <= 0) return;
     const Iq2Tables *tables = tables_for<T>();
@@ -476,25 +539,32 @@ __device__ __forceinline__ void eights_single(const TileJobs &jobs, const Acts &
     }
 }
 
-// Warps of a block, which fills tables once, and blocks of a multiprocessor.
-template <int T> constexpr int EIGHTS_WARPS = T == IQ2_XXS ? 8 : 4;
-template <int T, int EIGHTS> constexpr int EIGHTS_BLOCKS = (EIGHTS > 1 && Block<T>::VALUES == 32 ? 12 : 16) / EIGHTS_WARPS<T>;
+// Warps of a block and blocks of a multiprocessor, for experts and for one matrix.
+template <int EIGHTS> constexpr int EXPERT_WARPS = EIGHTS == 1 ? 8 : 12;
+template <int EIGHTS> constexpr int EXPERT_BLOCKS = EIGHTS == 1 ? 2 : 1;
+template <int T> constexpr int ALONE_WARPS = T == IQ2_XXS ? 8 : 4;
+template <int T> constexpr int ALONE_BLOCKS = 16 / ALONE_WARPS<T>;
 
-#define EIGHTS_OF(kernel, name, type, n, split) \
-    extern "C" __global__ void __launch_bounds__(32 * EIGHTS_WARPS<type>, EIGHTS_BLOCKS<type, n>) kernel##_##name##_##n( \
+#define EIGHTS_N(name, type, n) \
+    extern "C" __global__ void __launch_bounds__(32 * EXPERT_WARPS<n>, EXPERT_BLOCKS<n>) eights_pair_##name##_##n( \
+        const __grid_constant__ TileJobs jobs, const i8 *codes, const float *scales, const i16 *sums, float *out, int outputs, int cols, int rounds, \
+        float limit \
+    ) { \
+        previous_ended(); \
+        eights_experts<type, n, true>(jobs, Acts{codes, scales, sums}, out, outputs, cols, rounds, limit); \
+    } \
+    extern "C" __global__ void __launch_bounds__(32 * EXPERT_WARPS<n>, EXPERT_BLOCKS<n>) eights_##name##_##n( \
+        const __grid_constant__ TileJobs jobs, const i8 *codes, const float *scales, const i16 *sums, float *out, int outputs, int cols, int rounds \
+    ) { \
+        previous_ended(); \
+        eights_experts<type, n, false>(jobs, Acts{codes, scales, sums}, out, outputs, cols, rounds, 0.0f); \
+    } \
+    extern "C" __global__ void __launch_bounds__(32 * ALONE_WARPS<type>, ALONE_BLOCKS<type>) eights_alone_##name##_##n( \
         const __grid_constant__ TileJobs jobs, const i8 *codes, const float *scales, const i16 *sums, float *out, int outputs, int cols, int groups \
     ) { \
         previous_ended(); \
-        eights_single<type, n, split, EIGHTS_WARPS<type>>(jobs, Acts{codes, scales, sums}, out, outputs, cols, groups); \
+        eights_alone<type, n, 4, ALONE_WARPS<type>>(jobs, Acts{codes, scales, sums}, out, outputs, cols, groups); \
     }
-#define EIGHTS_PAIR(name, type, n) \
-    extern "C" __global__ void __launch_bounds__(32 * EIGHTS_WARPS<type>, EIGHTS_BLOCKS<type, n>) eights_pair_##name##_##n( \
-        const __grid_constant__ TileJobs jobs, const i8 *codes, const float *scales, const i16 *sums, float *out, int width, int cols, float limit \
-    ) { \
-        previous_ended(); \
-        eights_pair<type, n, 1, EIGHTS_WARPS<type>>(jobs, Acts{codes, scales, sums}, out, width, cols, limit); \
-    }
-#define EIGHTS_N(name, type, n) EIGHTS_PAIR(name, type, n) EIGHTS_OF(eights, name, type, n, 1) EIGHTS_OF(eights_spread, name, type, n, 4)
 #define EIGHTS(name, type) EIGHTS_N(name, type, 1) EIGHTS_N(name, type, 2)
 EIGHTS(q8_0, Q8_0)
 EIGHTS(q2_k, Q2_K)

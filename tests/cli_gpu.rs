@@ -207,14 +207,14 @@ type Told = (serde_json::Value, std::collections::HashMap<String, Vec<cli_rig::d
 const PROMPT: &str = "hello there, how are you, and what is it that the tall man in the black coat wants of you";
 
 fn decoded(name: &str, is_drawn: bool, args: &[&str]) -> Option<Told> {
-    decoded_behind(PROMPT, name, is_drawn, args)
+    decoded_behind(&["-p", PROMPT], name, is_drawn, args)
 }
 
-fn decoded_behind(prompt: &str, name: &str, is_drawn: bool, args: &[&str]) -> Option<Told> {
+fn decoded_behind(prompt: &[&str], name: &str, is_drawn: bool, args: &[&str]) -> Option<Told> {
     let folder = scratch(name);
     let (stats, file) = (folder.join("stats.json"), folder.join("run.json"));
-    let mut command = on_stub(&[], &["-p", prompt, "-n", "12", "--backend", "cuda", "--ssd-streaming"])?;
-    command.args(args).arg("--stats-json").arg(&stats);
+    let mut command = on_stub(&[], &["-n", "12", "--backend", "cuda", "--ssd-streaming"])?;
+    command.args(prompt).args(args).arg("--stats-json").arg(&stats);
     if is_drawn {
         command.arg("--trace-file").arg(&file);
     }
@@ -239,15 +239,34 @@ fn both_routes_of_a_token_count_the_same() {
 }
 
 #[test]
-fn a_few_rows_go_one_by_one() {
-    let found = |name: &str, args: &[&str]| {
-        let (stats, _) = decoded_behind("hello there", name, false, args)?;
-        Some((stats["prompt_tokens"].as_u64().unwrap(), stats["gpu"]["found_rows"].as_u64().unwrap()))
+fn two_rows_go_one_by_one_and_three_together() {
+    let found = |name: &str, tokens: &str, args: &[&str]| {
+        let file = scratch(&format!("{name}-tokens")).join("tokens.json");
+        std::fs::write(&file, tokens).unwrap();
+        let (stats, _) = decoded_behind(&["--tokens-file", file.to_str().unwrap()], name, false, args)?;
+        Some(stats["gpu"]["found_rows"].as_u64().unwrap())
     };
-    let Some((prompt, rows)) = found("few", &[]) else { return };
-    assert!((2..=10).contains(&prompt), "{prompt} tokens");
-    assert_eq!(rows, prompt + 11 - 1, "the prompt's rows and those of eleven tokens, less the first");
-    assert_eq!(found("few-asked", &["--no-graph"]), Some((prompt, 0)));
+    let Some(rows) = found("few-two", "[40, 41]", &[]) else { return };
+    assert_eq!(rows, 2 + 11 - 1, "the prompt's rows and those of eleven tokens, less the first");
+    assert_eq!(found("few-three", "[40, 41, 42]", &[]), Some(11 - 1));
+    assert_eq!(found("few-asked", "[40, 41]", &["--no-graph"]), Some(0));
+}
+
+#[test]
+fn experts_of_few_rows_share_launches() {
+    let counted = |name: &str, tokens: &str| {
+        let file = scratch(&format!("{name}-tokens")).join("tokens.json");
+        std::fs::write(&file, tokens).unwrap();
+        let prompt = ["--tokens-file", file.to_str().unwrap()];
+        let (stats, _) = decoded_behind(&prompt, name, false, &["--no-graph"])?;
+        let number = |key: &str| stats["gpu"][key].as_u64().unwrap();
+        Some((number("launches"), number("expert_hits") + number("expert_misses")))
+    };
+    let Some(few) = counted("share-three", "[40, 41, 42]") else { return };
+    let more = counted("share-eight", "[40, 41, 42, 43, 44, 45, 46, 47]").unwrap();
+    let (launches, experts) = (more.0 - few.0, more.1 - few.1);
+    // One alone takes five, or eleven op by op.
+    assert!(experts > 10 && launches < 6 * experts, "{launches} launches for {experts} experts more");
 }
 
 /// Eighteen slots for ten experts a token, none of which comes back before the third one: all are absent. The first graph of a token ends behind its first

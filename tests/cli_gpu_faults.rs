@@ -18,12 +18,15 @@ const FULL: &str = "2";
 
 const ASK: [&str; 8] = ["-p", "hello there", "-n", "3", "--backend", "cuda", "--ssd-streaming", "--lookahead=off"];
 
-/// The numbers of the calls of a run with `args` that has no faults, by name; what it wrote.
-fn calls(name: &str, args: &[&str]) -> Option<(BTreeMap<String, Vec<usize>>, Vec<u8>)> {
+/// Numbers of calls, by name.
+type Calls = BTreeMap<String, Vec<usize>>;
+
+/// The calls of a run with `args` that has no faults, and what it wrote.
+fn calls(name: &str, args: &[&str]) -> Option<(Calls, Vec<u8>)> {
     let path = scratch(name).join("calls");
     let ran = finish(&mut on_stub(&[("STUB_CALLS", path.to_str().unwrap())], args)?);
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    let mut by_name = BTreeMap::<String, Vec<usize>>::new();
+    let mut by_name = Calls::new();
     let text = std::fs::read_to_string(path).unwrap();
     text.lines().enumerate().for_each(|(at, name)| by_name.entry(name.to_owned()).or_default().push(at + 1));
     assert!(by_name.len() > 40, "{by_name:?}");
@@ -114,6 +117,25 @@ fn a_drive_that_fails_in_the_middle_of_a_token_ends_it() {
         file.set_len(std::fs::metadata(&model).unwrap().len() / 4).unwrap();
         live.end().failed_late(1, &["live.gguf", "changed while in use", "restart with the file in place"]);
     }
+}
+
+#[test]
+fn a_session_that_meets_a_full_gpu_is_not_called_damaged() {
+    let saved = scratch("faults-session").join("talk.ds4s");
+    let saved = saved.to_str().unwrap();
+    let begin = ["-p", "hello", "-n", "2", "--backend", "cuda", "--save-session", saved];
+    let Some(mut command) = on_stub(&[], &begin) else { return };
+    assert_eq!(finish(&mut command).code, Some(0));
+    let go_on = ["-p", "and", "-n", "2", "--backend", "cuda", "--load-session", saved];
+    let (by_name, _) = calls("faults-load", &go_on).unwrap();
+    // The last upload before anything is computed is of the state.
+    let embeds = by_name.iter().filter(|(name, _)| name.starts_with("embed_")).flat_map(|(_, numbers)| numbers);
+    let first = *embeds.min().unwrap();
+    let number = by_name["cuMemcpyHtoDAsync_v2"].iter().rev().find(|number| **number < first).unwrap().to_string();
+    let faults = [("STUB_FAIL_AT", &*number), ("STUB_FAIL_WITH", FULL)];
+    let ran = finish(&mut on_stub(&faults, &go_on).unwrap());
+    ran.failed_late(1, &["an upload failed: out of memory", "--gpu-cache"]);
+    assert!(!ran.stderr.contains("damaged"), "{}", ran.stderr);
 }
 
 #[test]

@@ -464,7 +464,7 @@ impl Backend for CudaBackend {
         work: ops::SweptWork<'_, Self>,
         sums: &mut CudaBuf,
     ) -> Result<(), BackendError> {
-        if launch::experts_rows::is_joined(self.arithmetic, &op) {
+        if launch::experts_rows::is_joined(&self.device, self.arithmetic, &op) {
             return launch::experts_rows::experts_rows(&self.device, &self.rounded, &op, work, sums);
         }
         crate::backend::cpu::experts_rows::experts_rows(self, &op, work, sums, |_, _, _| Ok(()))

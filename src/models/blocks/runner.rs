@@ -27,7 +27,7 @@ use crate::obs::spans;
 use crate::units::TokenId;
 
 /// So many rows go one by one on a device that queues its ops: a sweep of them takes longer (docs/KERNELS.md).
-const FEW_ROWS: usize = 10;
+const FEW_ROWS: usize = 2;
 
 /// Configuration and resident weights on a device.
 pub struct Loaded<B: Backend, A: Architecture<B>> {

@@ -174,7 +174,9 @@ impl Checkpoint {
                 timeline.clear();
                 Err(match error {
                     StateError::Io(error) => CheckpointError::File { path: self.path.clone(), error },
-                    other => self.damaged(&other.to_string()),
+                    // The file has no part in it.
+                    StateError::Backend(_) => error.into(),
+                    other @ StateError::Mismatch { .. } => self.damaged(&other.to_string()),
                 })
             }
         }

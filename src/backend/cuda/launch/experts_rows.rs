@@ -18,7 +18,7 @@ use crate::backend::ops::{ExpertsRows, MoveRows, SweptExpert, SweptWork, SwiGlu}
 use crate::quant::QuantType;
 
 /// Fewest rows of an expert, on average, from which tiles are faster than eights.
-const TILES_FROM: usize = 64;
+const TILES_FROM: usize = 48;
 /// From this many rows on the largest expert of a launch has tiles of 128 rows, else of 64.
 const HIGH_FROM: usize = 400;
 
@@ -37,14 +37,14 @@ fn kernels(ty: QuantType) -> Option<[&'static str; 2]> {
 }
 
 /// Whether there are kernels for `op`.
-pub fn is_joined(arithmetic: Arithmetic, op: &ExpertsRows<'_, '_, CudaBackend>) -> bool {
+pub fn is_joined(device: &Device, arithmetic: Arithmetic, op: &ExpertsRows<'_, '_, CudaBackend>) -> bool {
     let Some(first) = op.experts.first() else { return false };
     let same = |e: &SweptExpert<'_, CudaBackend>| {
         e.gate.shape == first.gate.shape && e.up.shape == first.gate.shape && e.down.shape == first.down.shape
     };
     arithmetic == Arithmetic::Fast
-        && eights::has_kernels(first.gate.shape.ty)
-        && eights::has_kernels(first.down.shape.ty)
+        && eights::takes(device, first.gate.shape)
+        && eights::takes(device, first.down.shape)
         && op.experts.iter().all(same)
 }
 

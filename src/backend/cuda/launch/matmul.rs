@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::eights::{self, Jobs};
-use super::{Launch, float_strips, matmul_row, tiles};
+use super::{Launch, eights, float_strips, matmul_row, tiles};
 use crate::backend::BackendError;
 use crate::backend::cpu::matmul::{Arithmetic, ProductShape};
 use crate::backend::cuda::CudaBackend;
@@ -251,9 +250,7 @@ fn product_of_codes(
         return Ok(());
     }
     if rows > 1 {
-        let mut jobs = Jobs::new(1);
-        jobs.add(&[op.w], rows);
-        return eights::spread(device, &jobs, (shape, op.groups), at, out);
+        return eights::alone(device, (op.w, rows, op.groups), at, out);
     }
     let kernel = codes_kernel(shape.ty).expect("asked by who rounded");
     let (threads, sharers) = dot_threads_alone(shape.ty);

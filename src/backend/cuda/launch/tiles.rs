@@ -14,9 +14,9 @@ use crate::backend::cuda::memory::CudaBuf;
 use crate::backend::ops::Matmul;
 use crate::quant::QuantType;
 
-/// Fewest activation rows for which tiles are faster than rows four at a time (measured on an H200), and fewest with so many outputs that
-/// tiles keep all multiprocessors busy.
-const ROWS_MIN: usize = 48;
+/// Fewest activation rows for which tiles are faster than eights, for blocks of 32 and of 256 (measured on an H200), and fewest with so many
+/// outputs that tiles keep all multiprocessors busy.
+const ROWS_MIN: [usize; 2] = [48, 128];
 const ROWS_MIN_WIDE: usize = 16;
 const OUTPUTS_WIDE: usize = 8192;
 /// Weight rows of a tile.
@@ -46,7 +46,8 @@ pub(super) fn takes(op: &Matmul<'_, '_, CudaBackend>) -> bool {
 }
 
 fn takes_shape(ty: QuantType, rows: usize, outputs: usize) -> bool {
-    let rows_min = if outputs >= OUTPUTS_WIDE { ROWS_MIN_WIDE } else { ROWS_MIN };
+    let rows_min = ROWS_MIN[usize::from(ty.block_values() == 256)];
+    let rows_min = if outputs >= OUTPUTS_WIDE { ROWS_MIN_WIDE } else { rows_min };
     rows >= rows_min && kernels(ty).is_some()
 }
 
@@ -172,7 +173,8 @@ mod tests {
             QuantType::IQ2_XXS,
         ];
         for ty in types {
-            assert!(takes_shape(ty, ROWS_MIN, 64) && !takes_shape(ty, ROWS_MIN - 1, 64));
+            let least = if ty.block_values() == 32 { 48 } else { 128 };
+            assert!(takes_shape(ty, least, 64) && !takes_shape(ty, least - 1, 64));
             assert!(takes_shape(ty, ROWS_MIN_WIDE, OUTPUTS_WIDE));
             // Two blocks of 228 KiB, each with the kilobyte that the system takes and the tables that one type has.
             let tables = if ty == QuantType::IQ2_XXS { 1536 } else { 0 };
