@@ -252,6 +252,23 @@ fn two_rows_go_one_by_one_and_three_together() {
     assert_eq!(found("few-asked", "[40, 41]", &["--no-graph"]), Some(0));
 }
 
+#[test]
+fn experts_of_few_rows_share_launches() {
+    let counted = |name: &str, tokens: &str| {
+        let file = scratch(&format!("{name}-tokens")).join("tokens.json");
+        std::fs::write(&file, tokens).unwrap();
+        let prompt = ["--tokens-file", file.to_str().unwrap()];
+        let (stats, _) = decoded_behind(&prompt, name, false, &["--no-graph"])?;
+        let number = |key: &str| stats["gpu"][key].as_u64().unwrap();
+        Some((number("launches"), number("expert_hits") + number("expert_misses")))
+    };
+    let Some(few) = counted("share-three", "[40, 41, 42]") else { return };
+    let more = counted("share-eight", "[40, 41, 42, 43, 44, 45, 46, 47]").unwrap();
+    let (launches, experts) = (more.0 - few.0, more.1 - few.1);
+    // One alone takes five, or eleven op by op.
+    assert!(experts > 10 && launches < 6 * experts, "{launches} launches for {experts} experts more");
+}
+
 /// Eighteen slots for ten experts a token, none of which comes back before the third one: all are absent. The first graph of a token ends behind its first
 /// layer, whose guess for the second one is uploaded.
 #[test]
