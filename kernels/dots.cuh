@@ -217,6 +217,8 @@ template <int T, bool ALONE = false> constexpr int DOT_THREADS = T == IQ2_XXS ? 
 // makes every load wait for the one before it.
 template <int T, int N, bool ALONE = false>
 constexpr int DOT_BLOCKS = T == IQ2_XXS ? (ALONE && N == 1 ? 2 : 1) : Block<T>::VALUES == 256 && N == 1 ? 8 : 5;
+// Likewise six experts' second matrices (rows of 5,120): 132 blocks of 960 threads.
+template <int T> constexpr int DOWN_THREADS = T == IQ2_XXS ? 960 : DOT_THREADS<T>;
 template <int T, bool ALONE = false> constexpr int DOT_ROWS = DOT_THREADS<T, ALONE> / ROW_THREADS<T>;
 
 // Row `row` of a matrix against N activation rows, valid in thread 0 of the row.

@@ -46,13 +46,13 @@ struct Places {
     int at[EXPERTS_MAX];
 };
 
-// Activations: [experts, width]; outputs: [places, hidden]. Grid (hidden / DOT_ROWS, experts).
+// Activations: [experts, width]; outputs: [places, hidden]. Grid (hidden / (DOWN_THREADS / ROW_THREADS), experts).
 template <int T>
 __device__ void down(
     const Matrices &downs, const Places &places, const u64 *slots, u64 down_at, Acts acts, float *outputs, int width, int hidden
 ) {
     const Iq2Tables *tables = tables_for<T>();
-    int o = blockIdx.x * DOT_ROWS<T> + threadIdx.x / ROW_THREADS<T>, e = blockIdx.y;
+    int o = (blockIdx.x * DOWN_THREADS<T> + threadIdx.x) / ROW_THREADS<T>, e = blockIdx.y;
     size_t act = e;
     float sum;
     const u8 *w = matrix_of(downs, slots, down_at, e);
@@ -69,7 +69,7 @@ __device__ void down(
         previous_ended(); \
         gate_up<type>(gates, ups, slots, up_at, Acts{codes, scales, sums}, mid, width, hidden, limit); \
     } \
-    extern "C" __global__ void __launch_bounds__(DOT_THREADS<type>, DOT_BLOCKS<type, 1>) experts_down_##name( \
+    extern "C" __global__ void __launch_bounds__(DOWN_THREADS<type>, DOT_BLOCKS<type, 1>) experts_down_##name( \
         const __grid_constant__ Matrices downs, const __grid_constant__ Places places, const u64 *slots, u64 down_at, \
         const i8 *codes, const float *scales, const i16 *sums, float *outputs, int width, int hidden \
     ) { \

@@ -286,6 +286,19 @@ pub fn cases(rig: &mut Rig) {
     rig.product(QuantType::F32, (24, 20480), 1, 1, Fast);
     rig.product(QuantType::F32, (384, 5120), 1, 1, Fast);
     rig.product(QuantType::BF16, (384, 5120), 1, 1, Fast);
+    // One row in one launch: units with rows beyond a group's, two turns, the longest row and a longer one, several units a block.
+    for (outputs, cols, groups) in [
+        (30, 320, 6),
+        (6, 32, 3),
+        (9, 5152, 1),
+        (7, 10240, 1),
+        (7, 10272, 1),
+        (24, 6144, 2),
+        (20_003, 1280, 1),
+        (5003, 5120, 1),
+    ] {
+        rig.product(QuantType::Q8_0, (outputs, cols), 1, groups, Fast);
+    }
     // Engram: outputs enough for a tile, whose kernel a single row does not take.
     rig.product(QuantType::F16, (25600, 6144), 1, 1, Fast);
     for ty in [

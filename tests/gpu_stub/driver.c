@@ -270,6 +270,7 @@ int cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags) {
     DOES(error = (int)told("STUB_REGISTER", flags & 2 ? told("STUB_MAP", 0) : 0); if (!error) pin(at, bytes));
 }
 int cuMemHostUnregister(void *at) { DOES(unpin(at)); }
+int cuCtxGetStreamPriorityRange(int *least, int *greatest) { DOES(*least = 0; *greatest = -5); }
 int cuMemHostGetDevicePointer_v2(uint64_t *place, void *at, unsigned flags) { (void)flags; DOES(*place = (uint64_t)(uintptr_t)at); }
 int cuMemsetD8Async(uint64_t at, unsigned char value, size_t bytes, void *stream) {
     DOES(queue(stream, (struct op){.kind = CLEAR, .to = (void *)(uintptr_t)at, .bytes = bytes, .value = value}));

@@ -22,6 +22,9 @@ use super::timeline::Timeline;
 use crate::backend::BackendError;
 use crate::obs::spans::{self, Detail, Row};
 
+/// Threads of a small kernel, for each multiprocessor. Where several kernels wait for room a small one goes first: others wait for it, and nobody misses
+/// what it takes.
+const SMALL_THREADS: u64 = 256;
 /// Kernels that are named with an error.
 const RECENT: usize = 6;
 
@@ -138,6 +141,8 @@ pub struct Device {
     pub(super) awaiting: Awaiting,
     context: Arc<CudaContext>,
     properties: Properties,
+    /// The priority of small kernels; 0 is that of all others.
+    priority: i32,
     pub(super) counts: Counts,
     /// Ring of kernel names, and how many were launched since the last wait.
     recent: Mutex<([&'static str; RECENT], usize)>,
@@ -181,6 +186,7 @@ impl Device {
         let bounce = unsafe { result::malloc_host(BOUNCE, 0) }.map_err(refused)?;
         let bounce = Bounce { start: bounce.expose_provenance() };
         let properties = properties(&context).map_err(refused)?;
+        let priority = greatest_priority().map_err(refused)?;
         let (major, minor) = properties.capability;
         if properties.capability < faults::CAPABILITY_LEAST {
             return Err(OpenError::TooOld { ordinal, name: properties.name, major, minor });
@@ -199,6 +205,7 @@ impl Device {
             awaiting,
             context,
             properties,
+            priority,
             counts,
             recent,
             lost,
@@ -632,11 +639,17 @@ impl Device {
         }
         let may_overlap = lane == Lane::Ops && self.note(kernel, true) && function.may_overlap;
         self.counts.launches.fetch_add(1, Ordering::Relaxed);
-        let mut overlap = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-        };
+        let threads = u64::from(block) * grid.iter().map(|n| u64::from(*n)).product::<u64>();
+        let is_small = threads <= SMALL_THREADS * self.properties.multiprocessors as u64;
+        let priority = if is_small { self.priority } else { 0 };
+        let mut attributes = [
+            (sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PRIORITY, sys::CUlaunchAttributeValue { priority }),
+            (
+                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+            ),
+        ]
+        .map(|(id, value)| sys::CUlaunchAttribute { id, pad: [0; 4], value });
         let config = sys::CUlaunchConfig {
             gridDimX: grid[0],
             gridDimY: grid[1],
@@ -646,8 +659,8 @@ impl Device {
             blockDimZ: 1,
             sharedMemBytes: shared,
             hStream: self.lane(lane).cu_stream(),
-            attrs: &mut overlap,
-            numAttrs: u32::from(may_overlap),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: if lane == Lane::Ops { 1 + u32::from(may_overlap) } else { 0 },
         };
         // SAFETY: the caller's promise; parameters are copied by the call. A kernel that may overlap waits for the one before it by itself.
         let started =
@@ -664,6 +677,13 @@ impl Device {
             }
         }
     }
+}
+
+/// The first of all priorities: numbers below 0, or 0 where there is but one. The context is current.
+fn greatest_priority() -> Result<i32, DriverError> {
+    let (mut least, mut greatest) = (0, 0);
+    // SAFETY: pointers that are valid for the call.
+    unsafe { sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest) }.result().map(|()| greatest)
 }
 
 fn properties(context: &Arc<CudaContext>) -> Result<Properties, DriverError> {

@@ -313,7 +313,9 @@ impl Backend for CudaBackend {
     }
 
     fn join(&self) -> Result<(), BackendError> {
-        self.device.join(Side::Ops)
+        // The op behind a join is not set up before all have ended: coefficients, which are made by now, cost that once and not again at their use.
+        self.device.join(Side::Ops)?;
+        self.device.join(Side::Coefficients)
     }
 
     fn clear(&self, dst: &mut CudaBuf, at: usize, len: usize) -> Result<(), BackendError> {

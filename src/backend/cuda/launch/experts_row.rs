@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::Launch;
-use super::matmul::{Codes, Rounded, dot_threads};
+use super::matmul::{Codes, Rounded, dot_threads, down_threads};
 use crate::backend::BackendError;
 use crate::backend::cpu::matmul::Arithmetic;
 use crate::backend::cuda::device::Device;
@@ -167,7 +167,7 @@ fn start(
     unsafe { launch.start()? };
     let m = rounded.fill_at(device, mid, (count, width), down.ty.block_values())?;
     let kernel = down_kernel(down.ty).ok_or_else(|| missing(down.ty))?;
-    let (threads, sharers) = dot_threads(down.ty);
+    let (threads, sharers) = down_threads(down.ty);
     let launch = Launch::new(device, kernel, [hidden.div_ceil(threads / sharers), count, 1], threads);
     let launch = launch.block(&matrices.downs).block(&matrices.places);
     let launch = launch.pointer(matrices.slots).long(matrices.offsets[1]);

@@ -148,6 +148,11 @@ pub(super) fn dot_threads(ty: QuantType) -> (usize, usize) {
     }
 }
 
+/// As [`dot_threads`], of the kernels over the second matrices of several experts: DOWN_THREADS.
+pub(super) fn down_threads(ty: QuantType) -> (usize, usize) {
+    if ty == QuantType::IQ2_XXS { (960, 4) } else { dot_threads(ty) }
+}
+
 /// As [`dot_threads`], of the kernels over one matrix.
 fn dot_threads_alone(ty: QuantType) -> (usize, usize) {
     if ty == QuantType::IQ2_XXS { (512, 4) } else { dot_threads(ty) }

@@ -15,9 +15,9 @@ pub fn route(
     weights: &mut CudaBuf,
 ) -> Result<(), BackendError> {
     assert!(op.k <= op.experts, "{} of {} experts", op.k, op.experts);
-    let launch = Launch::new(device, "route", [op.rows, 1, 1], 128).shared(op.experts * 12);
+    let launch = Launch::new(device, "route", [op.rows, 1, 1], 512).shared(op.experts * 12);
     let launch = launch.buf(op.logits, op.rows * op.experts).buf(op.bias, op.experts);
     let launch = launch.ids(ids, op.rows * op.k).buf(weights, op.rows * op.k).int(op.experts).int(op.k);
-    // SAFETY: the parameters of `route`, with a shared word and a float for each expert.
+    // SAFETY: the parameters of `route`, with three shared words for each expert.
     unsafe { launch.float(op.scale).int(usize::from(op.normalise)).start() }
 }
