@@ -33,6 +33,11 @@ fn calls(name: &str, args: &[&str]) -> Option<(Calls, Vec<u8>)> {
     Some((by_name, ran.stdout))
 }
 
+/// Fails the call `name` with `error`, the n-th of its name: how many others there are in front of it may differ from run to run.
+fn failing<'a>(name: &'a str, nth: &'a str, error: &'a str) -> [(&'a str, &'a str); 3] {
+    [("STUB_FAIL_NAME", name), ("STUB_FAIL_AT", nth), ("STUB_FAIL_WITH", error)]
+}
+
 /// Either nothing was lost by the failure, or one line at the end tells it.
 #[track_caller]
 fn is_one_failure(ran: &Ran, good: &[u8], what: &str) {
@@ -58,9 +63,9 @@ fn each_call_that_fails_ends_the_run_with_one_line() {
     for (turn, (name, numbers)) in by_name.iter().enumerate() {
         // Another time of each call for each of the two errors.
         let error = [LOST, FULL][turn % 2];
-        let number = numbers[numbers.len() * (1 + turn % 3) / 4].to_string();
-        let ran = finish(&mut on_stub(&[("STUB_FAIL_AT", &number), ("STUB_FAIL_WITH", error)], &ASK).unwrap());
-        is_one_failure(&ran, &good, &format!("{name}, call {number}, error {error}"));
+        let nth = (1 + numbers.len() * (1 + turn % 3) / 4).min(numbers.len()).to_string();
+        let ran = finish(&mut on_stub(&failing(name, &nth, error), &ASK).unwrap());
+        is_one_failure(&ran, &good, &format!("{name}, number {nth}, error {error}"));
     }
 }
 
@@ -69,8 +74,8 @@ fn full_memory_says_what_needs_less_wherever_it_shows() {
     let Some((by_name, _)) = calls("faults-full", &ASK) else { return };
     let fails = |name: &str, parts: &[&str]| {
         let numbers = by_name.get(name).unwrap_or_else(|| panic!("{name} is not called"));
-        let number = numbers.last().unwrap().to_string();
-        let ran = finish(&mut on_stub(&[("STUB_FAIL_AT", &number), ("STUB_FAIL_WITH", FULL)], &ASK).unwrap());
+        let nth = numbers.len().to_string();
+        let ran = finish(&mut on_stub(&failing(name, &nth, FULL), &ASK).unwrap());
         assert_eq!(ran.code, Some(1), "{name}: {}", ran.stderr);
         let last = ran.stderr.lines().last().unwrap();
         assert!(parts.iter().all(|part| last.contains(part)), "{name}: {last}");
@@ -90,8 +95,8 @@ fn a_conversation_outlives_a_failure_that_does_not_last() {
     for name in
         ["rms_norm", "cuGraphLaunch", "resolve_experts", "await_experts", "cuStreamEndCapture", "cuMemsetD8Async"]
     {
-        let number = by_name[name].last().unwrap().to_string();
-        let mut command = on_stub(&[("STUB_FAIL_AT", &number), ("STUB_FAIL_WITH", "1")], &args).unwrap();
+        let nth = by_name[name].len().to_string();
+        let mut command = on_stub(&failing(name, &nth, "1"), &args).unwrap();
         let mut live = Live::start(&mut command);
         live.wait_for("type a message");
         live.say("hello there");
@@ -131,9 +136,9 @@ fn a_session_that_meets_a_full_gpu_is_not_called_damaged() {
     // The last upload before anything is computed is of the state.
     let embeds = by_name.iter().filter(|(name, _)| name.starts_with("embed_")).flat_map(|(_, numbers)| numbers);
     let first = *embeds.min().unwrap();
-    let number = by_name["cuMemcpyHtoDAsync_v2"].iter().rev().find(|number| **number < first).unwrap().to_string();
-    let faults = [("STUB_FAIL_AT", &*number), ("STUB_FAIL_WITH", FULL)];
-    let ran = finish(&mut on_stub(&faults, &go_on).unwrap());
+    let upload = "cuMemcpyHtoDAsync_v2";
+    let nth = by_name[upload].iter().filter(|number| **number < first).count().to_string();
+    let ran = finish(&mut on_stub(&failing(upload, &nth, FULL), &go_on).unwrap());
     ran.failed_late(1, &["an upload failed: out of memory", "--gpu-cache"]);
     assert!(!ran.stderr.contains("damaged"), "{}", ran.stderr);
 }

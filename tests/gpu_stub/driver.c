@@ -1,5 +1,6 @@
 /* A driver library that has no GPU behind it: memory is the host's, kernels compute nothing, and the environment says what goes wrong.
- * STUB_FAIL_AT fails that call, counted from 1, with STUB_FAIL_WITH, for good if that error is such; STUB_CALLS is a file for the names of all calls.
+ * STUB_FAIL_AT fails that call, counted from 1 among those of STUB_FAIL_NAME, or all, with STUB_FAIL_WITH, for good if that error is such;
+ * STUB_CALLS is a file for the names of all calls.
  * Never waits (queues.h). Surprising facts: the same text is built as libcuda.so and, with NVRTC defined, as libnvrtc.so; the few kernels that say
  * which experts are used, and where they lie, do that when their turn comes, so a gate that nobody opens is an error and no hang. */
 #define _POSIX_C_SOURCE 200809L
@@ -43,11 +44,10 @@ static char place;
 static int outcome(const char *name) {
     static long calls;
     static FILE *names;
-    long number = ++calls;
-    const char *path = getenv("STUB_CALLS");
+    const char *path = getenv("STUB_CALLS"), *only = getenv("STUB_FAIL_NAME");
     if (path && !names) names = fopen(path, "w");
     if (names) fprintf(names, "%s\n", name);
-    if (number != told("STUB_FAIL_AT", 0)) return lost;
+    if ((only && strcmp(only, name)) || ++calls != told("STUB_FAIL_AT", 0)) return lost;
     int error = (int)told("STUB_FAIL_WITH", 719);
     /* Full memory, a wrong value, what is not supported: the next call works. */
     if (error != 1 && error != 2 && error != 801) lost = error;
