@@ -5,7 +5,8 @@
 
 constexpr int THREADS = 512;
 
-// logits: [rows, experts]; bias: [experts]; ids, weights: [rows, k]. Shared: two floats and a whole number an expert.
+// logits: [rows, experts]; bias: [experts]; ids, weights: [rows, k]. Shared: two floats and a whole number an expert, and four more, since what was
+// chosen is read in pairs or fours.
 extern "C" __global__ void __launch_bounds__(THREADS) route(
     const float *logits, const float *bias, int *ids, float *weights, int experts, int k, float scale, int normalise
 ) {
@@ -33,6 +34,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) route(
         }
         u32 top = __reduce_max_sync(FULL, best);
         u32 id = __reduce_min_sync(FULL, top && best == top ? at : FULL);
+        // All have read the keys.
+        __syncwarp();
         if (tid == 0) {
             chosen[e] = (int)id;
             if (top) keys[id] = 0;

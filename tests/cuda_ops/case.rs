@@ -123,6 +123,11 @@ impl Rig {
         Some((&mut self.rng, &*gpu[2]))
     }
 
+    /// Whether times are wanted: tools that check every access run kernels when they like, and want none.
+    pub fn takes_times(&self) -> bool {
+        self.repeat > 0
+    }
+
     /// Whether `case` is small enough.
     pub fn is_within(&self, case: &impl Case) -> bool {
         case.bytes() <= self.bytes_max

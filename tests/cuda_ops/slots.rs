@@ -143,7 +143,12 @@ fn ensure(is_good: bool, what: &'static str) -> Result<(), &'static str> {
     if is_good { Ok(()) } else { Err(what) }
 }
 
-fn checked(rng: &mut Rng, cpu: &CpuBackend, gpu: &CudaBackend, types: [QuantType; 2]) -> Result<(), &'static str> {
+fn checked(
+    rng: &mut Rng,
+    (cpu, gpu): (&CpuBackend, &CudaBackend),
+    types: [QuantType; 2],
+    takes_times: bool,
+) -> Result<(), &'static str> {
     let layer = Layer::new(rng, types, (512, 256));
     let slab = gpu.slab("slots", EXPERTS * layer.slot_bytes).unwrap();
     let table: SlotTable = gpu.slot_table(LAYERS, EXPERTS).unwrap();
@@ -177,7 +182,7 @@ fn checked(rng: &mut Rng, cpu: &CpuBackend, gpu: &CudaBackend, types: [QuantType
     pass.end().unwrap();
     ensure(row.holds(gpu, &expected, ids), "outputs with two that came late")?;
     let (busy, held) = (gpu.device().end_times().unwrap_or(0), table.times().stalled_ns().unwrap_or(0));
-    ensure(HELD.as_nanos() / 2 <= u128::from(held), "the gate says how long it held")?;
+    ensure(!takes_times || HELD.as_nanos() / 2 <= u128::from(held), "the gate says how long it held")?;
     ensure(
         held <= busy && u128::from(held) <= asked.elapsed().as_nanos(),
         "a gate holds no longer than the whole took",
@@ -278,8 +283,9 @@ fn guessed(
 pub fn check(rig: &mut Rig) {
     use QuantType::{IQ2_XXS, MXFP4, Q2_K, Q4_K, Q8_0};
     for types in [[IQ2_XXS, Q2_K], [Q4_K, Q4_K], [Q8_0, Q8_0], [MXFP4, Q8_0]] {
+        let takes_times = rig.takes_times();
         let Some((rng, cpu, gpu)) = rig.fast("slots") else { return };
-        let result = checked(rng, cpu, gpu, types);
+        let result = checked(rng, (cpu, gpu), types, takes_times);
         rig.note(&format!("slots: experts of {}, {} found by the device", types[0], types[1]), result.is_ok());
         if let Err(what) = result {
             println!("    what did not hold: {what}");
