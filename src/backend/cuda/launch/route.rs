@@ -8,9 +8,6 @@ use crate::backend::cuda::device::Device;
 use crate::backend::cuda::memory::{CudaBuf, CudaIds};
 use crate::backend::ops::Route;
 
-/// The compiler reads what was chosen in pairs or fours, beyond an odd end, too.
-const PAIRED_BYTES: usize = 16;
-
 pub fn route(
     device: &Device,
     op: Route<'_, CudaBackend>,
@@ -18,9 +15,9 @@ pub fn route(
     weights: &mut CudaBuf,
 ) -> Result<(), BackendError> {
     assert!(op.k <= op.experts, "{} of {} experts", op.k, op.experts);
-    let launch = Launch::new(device, "route", [op.rows, 1, 1], 512).shared(op.experts * 12 + PAIRED_BYTES);
+    let launch = Launch::new(device, "route", [op.rows, 1, 1], 128).shared(op.experts * 12);
     let launch = launch.buf(op.logits, op.rows * op.experts).buf(op.bias, op.experts);
     let launch = launch.ids(ids, op.rows * op.k).buf(weights, op.rows * op.k).int(op.experts).int(op.k);
-    // SAFETY: the parameters of `route`, with three shared words for each expert and room behind the last one.
+    // SAFETY: the parameters of `route`, with a shared word and a float for each expert.
     unsafe { launch.float(op.scale).int(usize::from(op.normalise)).start() }
 }
