@@ -239,6 +239,23 @@ fn both_routes_of_a_token_count_the_same() {
 }
 
 #[test]
+fn a_token_whose_experts_are_there_waits_for_its_id_alone() {
+    let counted = |tokens: &str| {
+        let stats = scratch(&format!("waits-{tokens}")).join("stats.json");
+        let args = ["-p", PROMPT, "-n", tokens, "--backend", "cuda"];
+        let mut command = on_stub(&[("STUB_BUSY", "1")], &args)?;
+        let ran = finish(command.arg("--stats-json").arg(&stats));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let count = |key: &str| json(&stats)["gpu"][key].as_u64().unwrap();
+        Some((count("waits"), count("expert_misses"), count("found_rows")))
+    };
+    let Some((waits, misses, found)) = counted("12") else { return };
+    let more = counted("20").unwrap();
+    assert_eq!((more.1, more.2), (misses, found + 8), "the prompt has brought all experts");
+    assert_eq!(more.0 - waits, 8);
+}
+
+#[test]
 fn two_rows_go_one_by_one_and_three_together() {
     let found = |name: &str, tokens: &str, args: &[&str]| {
         let file = scratch(&format!("{name}-tokens")).join("tokens.json");

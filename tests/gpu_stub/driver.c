@@ -217,8 +217,16 @@ int cuLaunchKernelEx(const unsigned *config, const char *function, void **params
 int cuStreamCreate(void **stream, unsigned flags) { (void)flags; DOES(*stream = new_line()); }
 int cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) { (void)flags; (void)priority; DOES(*stream = new_line()); }
 int cuStreamDestroy_v2(void *stream) { (void)stream; DOES(); }
-int cuStreamQuery(void *stream) { DOES(advance(); error = lost ? lost : line_of(stream)->first ? NOT_READY : 0); }
-int cuStreamSynchronize(void *stream) { DOES(error = wait_for(stream, 0)); }
+/* With STUB_BUSY what was queued is under way until somebody asks for it again, or waits. */
+int cuStreamQuery(void *stream) {
+    DOES(
+        struct line *line = line_of(stream);
+        advance();
+        error = lost ? lost : line->first || (line->is_busy && told("STUB_BUSY", 0)) ? NOT_READY : 0;
+        line->is_busy = 0;
+    );
+}
+int cuStreamSynchronize(void *stream) { DOES(error = wait_for(stream, 0); line_of(stream)->is_busy = 0); }
 int cuCtxSynchronize(void) { DOES(error = wait_for(0, 1)); }
 int cuStreamWaitEvent(void *stream, struct event *event, unsigned flags) { (void)flags; DOES(error = let_wait(line_of(stream), event)); }
 int cuStreamBeginCapture_v2(void *stream, int mode) { (void)mode; DOES(begin_recording(line_of(stream))); }

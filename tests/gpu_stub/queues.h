@@ -37,6 +37,8 @@ struct line {
     struct line *next;
     /* The recording that its ops go to. */
     long recording;
+    /* Whether something was queued since somebody asked for it, or waited. */
+    int is_busy;
 };
 
 struct graph {
@@ -114,7 +116,9 @@ static void queue(void *stream, struct op op) {
     struct line *line = line_of(stream);
     int is_recorded = recording && line->recording == recording;
     append(is_recorded ? &recorded.end : &line->end, copy_of(&op));
-    if (!is_recorded) advance();
+    if (is_recorded) return;
+    line->is_busy = 1;
+    advance();
 }
 
 /* A wait that has no end; as bad as a lost device, so that nobody overlooks it. */
@@ -180,6 +184,7 @@ static struct graph *end_recording(void) {
 
 static void play(const struct graph *form, struct line *line) {
     for (const struct op *op = form->first; op; op = op->next) append(&line->end, copy_of(op));
+    line->is_busy = 1;
     advance();
 }
 

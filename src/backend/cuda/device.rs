@@ -139,6 +139,8 @@ pub struct Device {
     pub(super) sides: Sides,
     bounce: Bounce,
     pub(super) awaiting: Awaiting,
+    /// Comes when ops that small uploads were for, while others waited, have ended.
+    awaited: CudaEvent,
     context: Arc<CudaContext>,
     properties: Properties,
     /// The priority of small kernels; 0 is that of all others.
@@ -182,6 +184,7 @@ impl Device {
         let uploads = context.new_stream().map_err(refused)?;
         let arranging = context.new_stream().map_err(refused)?;
         let sides = Sides::new(&context, &stream).map_err(refused)?;
+        let awaited = context.new_event(None).map_err(refused)?;
         // SAFETY: a plain allocation, given back once, when the device is dropped.
         let bounce = unsafe { result::malloc_host(BOUNCE, 0) }.map_err(refused)?;
         let bounce = Bounce { start: bounce.expose_provenance() };
@@ -203,6 +206,7 @@ impl Device {
             sides,
             bounce,
             awaiting,
+            awaited,
             context,
             properties,
             priority,
@@ -348,15 +352,18 @@ impl Device {
     /// From now on ops may wait for this thread, until [`Self::end_awaiting`]: nothing that waits for the device is done meanwhile. What small
     /// uploads of an earlier time pass through is free again.
     pub(super) fn begin_awaiting(&self) -> Result<(), BackendError> {
-        if !self.has_ended()? {
+        // The ops of that time have ended for whoever has taken a token that they led to. Those queued since use no memory of its.
+        if !self.has_come(&self.awaited)? {
             self.wait()?;
         }
         self.awaiting.begin();
         Ok(())
     }
 
-    /// No op waits for the host any more.
+    /// No op waits for the host any more, or none will when those queued so far have ended.
     pub(super) fn end_awaiting(&self) {
+        // A device that failed says so to whoever asks it next.
+        let _ = self.mark(&self.awaited, Lane::Ops);
         for at in self.awaiting.end() {
             self.give(at);
         }
