@@ -55,8 +55,8 @@ pub(super) const STREAMS_MAX: usize = 8;
 
 /// Most parameters of a kernel.
 const PARAMS_MAX: usize = 20;
-/// Most words of all parameters together.
-const WORDS_MAX: usize = 224;
+/// Words of all parameters that most kernels do with; a list of experts has more.
+const WORDS_USUAL: usize = 24;
 
 /// A kernel with its grid and the parameters given so far.
 pub(super) struct Launch<'d> {
@@ -66,8 +66,7 @@ pub(super) struct Launch<'d> {
     block: u32,
     shared: u32,
     lane: Lane,
-    words: [u64; WORDS_MAX],
-    used: usize,
+    words: Vec<u64>,
     /// First word of each parameter.
     firsts: [u8; PARAMS_MAX],
     count: usize,
@@ -85,8 +84,7 @@ impl<'d> Launch<'d> {
             block: block as u32,
             shared: 0,
             lane: Lane::default(),
-            words: [0; WORDS_MAX],
-            used: 0,
+            words: Vec::with_capacity(WORDS_USUAL),
             firsts: [0; PARAMS_MAX],
             count: 0,
         }
@@ -110,9 +108,8 @@ impl<'d> Launch<'d> {
 
     /// A struct of whole words.
     pub(super) fn block(mut self, words: &[u64]) -> Self {
-        self.firsts[self.count] = self.used as u8;
-        self.words[self.used..][..words.len()].copy_from_slice(words);
-        self.used += words.len();
+        self.firsts[self.count] = u8::try_from(self.words.len()).expect("parameters of up to 2 KiB");
+        self.words.extend_from_slice(words);
         self.count += 1;
         self
     }
